@@ -1,0 +1,195 @@
+"""The exception tree. Each has a wire code, and its facts are attributes; `args` mirror the signature (picklable).
+
+BasilicaError
+├── ValidationError(field, value, problem)          400
+│   └── WorldSizeOutOfBounds(requested, min, max)    400
+├── AuthenticationError(problem)                     401
+├── AuthorizationError(problem)                      403
+│   └── QuotaExceeded(what, limit, current, requested)
+├── DeploymentNotFound(name)                         404
+├── Conflict(problem)                                409
+│   └── NameInUse(name, instance)
+├── DistributedError(problem)                        409
+│   ├── UDTerminalState(phase, requested_target)
+│   ├── WorldClosed(name, requested_target)
+│   └── BelowMinimumWorld(name, phase, ready, required_min, timeout, rank_exits)    raised by waits only
+├── RateLimitError(retry_after)                      429
+├── StoreUnavailable(problem)                        503   the state cannot be written or read now; nothing was changed
+└── RuntimeUnavailable(problem)                      503   the runtime could not be asked; nothing is known
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar, Protocol
+
+
+class BasilicaError(Exception):
+    """Root of all. `code` is what travels on the wire; `retryable` says whether the same call may work later."""
+
+    code: ClassVar[str] = "BASILICA_API_INTERNAL_ERROR"
+    retryable: ClassVar[bool] = False
+
+
+class ValidationError(BasilicaError, ValueError):
+    code = "BASILICA_API_INVALID_REQUEST"
+
+    def __init__(self, field: str, value: object, problem: str) -> None:
+        super().__init__(field, value, problem)
+        self.field, self.value, self.problem = field, value, problem
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.problem} (got {_short(self.value)})"
+
+
+class WorldSizeOutOfBounds(ValidationError):
+    code = "WorldSizeOutOfBounds"
+
+    def __init__(self, requested: int, min: int, max: int) -> None:
+        ValidationError.__init__(self, "worldSize", requested, f"not within {min}..{max}")
+        self.args = (requested, min, max)
+        self.requested, self.min, self.max = requested, min, max
+
+    def __str__(self) -> str:
+        return f"world size {self.requested} is not within {self.min}..{self.max} (1 <= min <= target <= max)"
+
+
+class AuthenticationError(BasilicaError):
+    code = "BASILICA_API_AUTH_ERROR"
+
+
+class AuthorizationError(BasilicaError):
+    code = "BASILICA_API_AUTHZ_ERROR"
+
+
+class QuotaExceeded(AuthorizationError):
+    code = "QuotaExceeded"
+
+    def __init__(self, what: str, limit: int, current: int, requested: int) -> None:
+        super().__init__(what, limit, current, requested)
+        self.what, self.limit, self.current, self.requested = what, limit, current, requested
+
+    def __str__(self) -> str:
+        return (
+            f"quota of {self.what} exceeded: current={self.current}, requested={self.requested}, limit={self.limit}; "
+            "end a run or ask whoever runs this server for more"
+        )
+
+
+class DeploymentNotFound(BasilicaError, KeyError):
+    code = "BASILICA_API_NOT_FOUND"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+    def __str__(self) -> str:
+        return f"deployment {_short(self.name)} not found"
+
+
+class Conflict(BasilicaError):
+    code = "Conflict"
+
+
+class NameInUse(Conflict):
+    code = "NameInUse"
+
+    def __init__(self, name: str, instance: str) -> None:
+        super().__init__(name, instance)
+        self.name, self.instance = name, instance
+
+    def __str__(self) -> str:
+        return f"a live run is called {self.name!r} already ({self.instance}); cancel it or choose another name"
+
+
+class StaleVersion(Conflict):
+    """Somebody else wrote in between: load again. Never leaves the control plane."""
+
+
+class DistributedError(BasilicaError):
+    code = "DistributedError"
+
+
+class UDTerminalState(DistributedError):
+    code = "UDTerminalState"
+
+    def __init__(self, phase: str, requested_target: int | None = None) -> None:
+        super().__init__(phase, requested_target)
+        self.phase, self.requested_target = phase, requested_target
+
+    def __str__(self) -> str:
+        wish = "" if self.requested_target is None else f"; it cannot be scaled to {self.requested_target}"
+        return f"the run has ended ({self.phase}){wish}"
+
+
+class WorldClosed(DistributedError):
+    code = "WorldClosed"
+
+    def __init__(self, name: str, requested_target: int) -> None:
+        super().__init__(name, requested_target)
+        self.name, self.requested_target = name, requested_target
+
+    def __str__(self) -> str:
+        return f"a rank of {self.name!r} has finished already: training is ending, and the world stays as it is"
+
+
+class ExitLike(Protocol):
+    """As much of a rank's exit as an error text needs."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def exit_code(self) -> int | None: ...
+    @property
+    def termination_reason(self) -> str: ...
+
+
+class BelowMinimumWorld(DistributedError):
+    """A wait was not fulfilled: the run failed, was cancelled, or the time was up (`phase` tells)."""
+
+    code = "BelowMinimumWorld"
+
+    def __init__(  # noqa: PLR0917 (`args` must mirror the signature)
+        self, name: str, phase: str, ready: int, required_min: int, timeout: float, rank_exits: Sequence[ExitLike] = ()
+    ) -> None:
+        super().__init__(name, phase, ready, required_min, timeout, rank_exits)
+        self.name, self.phase, self.ready, self.required_min = name, phase, ready, required_min
+        self.timeout, self.rank_exits = timeout, tuple(rank_exits)
+
+    def __str__(self) -> str:
+        return f"{self.ready} of {self.required_min} ranks ready; UD {self.name!r} " + self._end()
+
+    def _end(self) -> str:
+        if self.phase not in ("failed", "cancelled"):
+            return f"is {self.phase or 'not yet observed'} after {self.timeout:g} s"
+        bad = "; ".join(
+            f"rank {e.rank}: exit_code={e.exit_code} reason={e.termination_reason}"
+            for e in self.rank_exits
+            if e.exit_code != 0
+        )
+        return f"reached terminal phase {self.phase!r} ({bad or 'no per-rank exits recorded'})"
+
+
+class RateLimitError(BasilicaError):
+    code = "BASILICA_API_RATE_LIMIT"
+    retryable = True
+
+    def __init__(self, retry_after: float) -> None:
+        super().__init__(retry_after)
+        self.retry_after = retry_after
+
+    def __str__(self) -> str:
+        return f"too many requests; try again in {self.retry_after:g} s"
+
+
+class StoreUnavailable(BasilicaError):
+    code = "BASILICA_API_SERVICE_UNAVAILABLE"
+    retryable = True
+
+
+class RuntimeUnavailable(BasilicaError):
+    code = "BASILICA_API_SERVICE_UNAVAILABLE"
+    retryable = True
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else text[:97] + "..."

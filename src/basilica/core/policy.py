@@ -1,0 +1,129 @@
+"""The rules that people argue about, one function each: facts in, a decision with its reason out."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from basilica.core.world import RankExit, WorldSize
+
+FIRST_RESTART_DELAY = 1.0
+LONGEST_RESTART_DELAY = 60.0
+LOST_AFTER = 30.0  # a rank that no look has shown for so long is gone
+BENCH_DEADLINE = 1500.0
+LOG_TAILS_KEPT = 32  # the logs themselves stay readable; a status must not grow with a thousand ranks
+SIMULTANEOUS = 0.05  # exits so close to each other are told apart by their evidence, not by the clock
+
+Role = Literal["culprit", "victim", "stopped"]
+Confidence = Literal["high", "medium", "low"]
+
+
+def restart_delay(restarts: int) -> float:
+    """Seconds before the n-th restart: 1, 2, 4 … 60."""
+    return float(min(LONGEST_RESTART_DELAY, FIRST_RESTART_DELAY * 2 ** min(restarts - 1, 10)))
+
+
+def may_restart(restarts: int, max_restarts: int) -> bool:
+    return restarts < max_restarts
+
+
+def has_succeeded(world: WorldSize, wanted: int, succeeded: int, lost: int) -> bool:
+    """Every rank that the world still wants has exited 0, and at least `min` of them."""
+    return succeeded + lost == wanted and succeeded >= world.min
+
+
+def has_failed(world: WorldSize, wanted: int, lost: int) -> bool:
+    """Too few ranks can still succeed."""
+    return wanted - lost < world.min
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """The rank that failed first, and why we think so."""
+
+    exit: RankExit
+    evidence: str
+    confidence: Confidence
+
+
+def find_culprit(failures: Sequence[RankExit], whole_at: float | None) -> Culprit | None:
+    """The first failure since the world was last whole: what came before has been recovered from.
+
+    On one node the runtime's own times are compared. Clocks of several nodes are not; there the order in which the
+    controller saw the exits decides. Exits that are too close to be told apart by time are told apart by evidence:
+    a kill for memory or by a signal has a cause of its own, an error exit may be the echo of a peer's.
+    """
+    candidates = [e for e in failures if e.failed and (whole_at is None or e.seen_at >= whole_at)]
+    if not candidates:
+        return None
+    one_clock = len({e.node for e in candidates}) == 1
+
+    def moment(e: RankExit) -> float:
+        return e.finished_at if one_clock else e.seen_at
+
+    candidates.sort(key=lambda e: (moment(e), e.rank))
+    first = moment(candidates[0])
+    close = [e for e in candidates if moment(e) - first <= SIMULTANEOUS]
+    best = min(close, key=lambda e: (_echo(e), moment(e), e.rank))
+    rivals = [e for e in close if e is not best and _echo(e) == _echo(best)]
+    what = f"rank {best.rank} {describe_exit(best)}"
+    if rivals:
+        others = name_ranks(e.rank for e in rivals)
+        return Culprit(best, f"{what}; {others} failed within {SIMULTANEOUS * 1000:g} ms of it", "low")
+    if len(close) > 1:
+        return Culprit(best, f"{what}; the others that failed with it show only an error exit", "medium")
+    if len(candidates) > 1:
+        gap = moment(candidates[1]) - first
+        return Culprit(best, f"{what}, {gap:.2f} s before any other rank failed", "high")
+    return Culprit(best, f"{what}; no other rank failed by itself", "high")
+
+
+def role_of(exit: RankExit, culprit: Culprit | None) -> Role | None:
+    """Culprit, victim (it failed after the culprit had), or stopped by us; None for a clean exit."""
+    if exit.stopped:
+        return "stopped"
+    if exit.exit_code == 0 or culprit is None:
+        return None
+    return "culprit" if exit.rank == culprit.exit.rank else "victim"
+
+
+def describe_exit(exit: RankExit) -> str:
+    if exit.exit_code is None:
+        return f"ended, nobody knows how ({exit.termination_reason})"
+    if exit.termination_reason == "OOMKilled":
+        return f"was killed for memory (exit code {exit.exit_code}, OOMKilled)"
+    if exit.signal is not None:
+        return f"was ended by {exit.signal} (exit code {exit.exit_code})"
+    return f"exited with code {exit.exit_code}"
+
+
+def keep_failure(failures: Sequence[RankExit], new: RankExit, whole_at: float | None) -> tuple[RankExit, ...]:
+    """Remember a failure; of each rank the first since the world was whole and the latest are enough."""
+    kept = [e for e in failures if whole_at is None or e.seen_at >= whole_at]
+    mine = [e for e in kept if e.rank == new.rank]
+    drop = mine[1:]
+    return (*(e for e in kept if e not in drop), new)
+
+
+def _echo(exit: RankExit) -> int:
+    """How likely this exit is the echo of another one: 0 has a cause of its own."""
+    if exit.termination_reason == "OOMKilled":
+        return 0
+    return 1 if exit.signal is not None and exit.signal not in ("SIGABRT", "SIGPIPE") else 2
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """`rank 1`, `ranks 1 and 3`, `ranks 0-5 and 9`: short, however many there are."""
+    spans: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if spans and spans[-1][1] == rank - 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    if len(spans) == 1 and spans[0][0] == spans[0][1]:
+        return f"rank {spans[0][0]}"
+    parts: list[str] = []
+    for low, high in spans:
+        parts += [str(low)] if low == high else [str(low), str(high)] if high == low + 1 else [f"{low}-{high}"]
+    if len(parts) > 8:
+        parts = [*parts[:7], f"{len(parts) - 7} more"]
+    return f"ranks {', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else f"ranks {parts[0]}"

@@ -1,0 +1,100 @@
+"""What the controller last observed of a run; never what somebody asked for."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from basilica.core.phase import BenchPhase, Phase, RankPhase
+from basilica.core.seen import BenchResult
+from basilica.core.world import RankExit, RankStatus, WorldSize, WorldStatus
+
+HISTORY_MAX = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    type: str
+    status: Literal["True", "False", "Unknown"]
+    reason: str
+    message: str
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorldSample:
+    at: float
+    target: int
+    ready: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    at: float
+    from_target: int
+    to_target: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Milestone:
+    name: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchStatus:
+    phase: BenchPhase = BenchPhase.PENDING
+    started_at: float | None = None
+    completed_at: float | None = None
+    message: str = ""
+    on_worker_nodes: bool = True
+    result: BenchResult | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Of the attempts that have ended; what runs is added from the ranks' `metered_until`."""
+
+    rank_seconds: float = 0.0
+    gpu_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentStatus:
+    """`world_target` is the target that the controller has acted on; `exits` holds what can change no more.
+
+    `failures` are the latest bad exits, restarted ones included: with `whole_at`, the last moment at which every
+    wanted rank was up, they tell who failed first. `closed`: a rank exited 0, and the world stays as it is.
+    """
+
+    created_at: float
+    phase: Phase = Phase.PENDING
+    message: str = ""
+    observed_generation: int = 0
+    world_target: int = 0
+    closed: bool = False
+    was_ready: bool = False
+    whole_at: float | None = None
+    terminal_at: float | None = None
+    settled: bool = False
+    ranks: tuple[RankStatus, ...] = ()
+    exits: tuple[RankExit, ...] = ()
+    failures: tuple[RankExit, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+    bench: BenchStatus | None = None
+    usage: Usage = Usage()
+    history: tuple[WorldSample, ...] = ()
+    last_resize: Resize | None = None
+    milestones: tuple[Milestone, ...] = ()
+    warned: tuple[str, ...] = ()
+
+    @property
+    def ready(self) -> int:
+        """Ranks of the wanted world that are up, and those that have already exited 0."""
+        return sum(
+            r.phase in (RankPhase.RUNNING, RankPhase.SUCCEEDED) and r.rank < self.world_target for r in self.ranks
+        )
+
+    def world(self, size: WorldSize) -> WorldStatus:
+        """The world as the API shows it: the spec's own target beside what is up."""
+        ready = self.ready
+        return WorldStatus(ready, size.target, size.min, size.max, ready < size.min)

@@ -1,0 +1,64 @@
+"""One sentence that says what a run is doing or waiting for: no phase without a reason."""
+
+from basilica.core import policy
+from basilica.core.phase import Phase, RankPhase
+from basilica.core.spec import DeploymentSpec, Wanted
+from basilica.core.status import DeploymentStatus
+from basilica.core.world import RankStatus
+
+
+def why(spec: DeploymentSpec, status: DeploymentStatus, now: float) -> str:
+    """What the run is waiting for, or how it ended."""
+    if status.phase.terminal:
+        return _ended(spec, status)
+    if spec.generation != status.observed_generation:
+        return "the controller has yet to act on the latest change of the spec"
+    wanted = [r for r in status.ranks if r.rank < status.world_target]
+    surplus = [r for r in status.ranks if r.rank >= status.world_target and r.phase.may_run]
+    reasons = _reasons(wanted, spec, status, now)
+    if surplus:
+        reasons.append(f"{_name(surplus)} to stop (scaled down to {status.world_target})")
+    up = f"{status.ready} of {status.world_target} ranks are up"
+    if not reasons:
+        lost = [r for r in wanted if r.phase is RankPhase.LOST]
+        return f"{up}; {_name(lost)} lost, the run goes on without" if lost else f"{up}: nothing to wait for"
+    degraded = f", fewer than the minimum of {spec.world.min}" if status.phase is Phase.DEGRADED else ""
+    return f"{up}{degraded}; waiting for " + "; ".join(reasons)
+
+
+def _reasons(wanted: list[RankStatus], spec: DeploymentSpec, status: DeploymentStatus, now: float) -> list[str]:
+    reasons: list[str] = []
+    notes: dict[str, list[RankStatus]] = {}
+    for rank in wanted:
+        if rank.phase is RankPhase.LAUNCHED:
+            notes.setdefault(rank.note, []).append(rank)
+        elif rank.phase is RankPhase.WAITING and rank.restart_at is not None:
+            left = max(0.0, rank.restart_at - now)
+            last = next((e for e in reversed(status.failures) if e.rank == rank.rank), None)
+            cause = f", which {policy.describe_exit(last)}," if last else ""
+            budget = f"restart {rank.restarts} of {spec.max_restarts}"
+            reasons.append(f"rank {rank.rank}{cause} to start again in {left:.0f} s ({budget})")
+    for note, ranks in notes.items():
+        reasons.append(f"{_name(ranks)}: {note}" if note else f"{_name(ranks)} to start")
+    unlaunched = [r for r in wanted if r.phase is RankPhase.WAITING and r.restart_at is None]
+    stopping = [r for r in wanted if r.phase is RankPhase.STOPPING]
+    missing = [r for r in wanted if r.phase is RankPhase.RUNNING and r.missing_since is not None]
+    if unlaunched:
+        reasons.append(f"{_name(unlaunched)} to be launched")
+    if stopping:
+        reasons.append(f"{_name(stopping)} to stop before it starts again with the new world size")
+    if missing:
+        reasons.append(f"a sign of {_name(missing)}: not seen in the last look")
+    return reasons
+
+
+def _ended(spec: DeploymentSpec, status: DeploymentStatus) -> str:
+    text = f"{status.phase}: {status.message}"
+    left = [r for r in status.ranks if r.phase.may_run]
+    if not status.settled and left:
+        return f"{text}; waiting for {_name(left)} to stop (at most {spec.grace_seconds:g} s)"
+    return f"{text}; being deleted" if spec.wanted is Wanted.DELETE else text
+
+
+def _name(ranks: list[RankStatus]) -> str:
+    return policy.name_ranks(r.rank for r in ranks)

@@ -1,0 +1,89 @@
+"""How large a run is wanted and is, and what is known of each of its ranks."""
+
+from dataclasses import dataclass
+
+from basilica.core.errors import WorldSizeOutOfBounds
+from basilica.core.phase import RankPhase
+
+WORLD_LIMIT = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class WorldSize:
+    """`target` ranks are wanted now, training can go on with `min`, and `scale()` goes up to `max`."""
+
+    min: int
+    target: int
+    max: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min <= self.max:
+            raise WorldSizeOutOfBounds(self.min, 1, self.max)
+        if not self.min <= self.target <= self.max:
+            raise WorldSizeOutOfBounds(self.target, self.min, self.max)
+        if self.max > WORLD_LIMIT:
+            raise WorldSizeOutOfBounds(self.max, self.min, WORLD_LIMIT)
+
+    def scaled(self, target: int) -> "WorldSize":
+        """The same world with another target, or `WorldSizeOutOfBounds`."""
+        return WorldSize(self.min, target, self.max)
+
+
+@dataclass(frozen=True, slots=True)
+class WorldStatus:
+    """The observed counterpart of WorldSize. `ready` counts ranks that are up and those that exited 0."""
+
+    ready: int
+    target: int
+    min: int
+    max: int
+    below_minimum: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankExit:
+    """How a rank ended; once written it never changes. `exit_code` None: nobody knows it."""
+
+    rank: int
+    attempt: int
+    exit_code: int | None
+    termination_reason: str
+    restart_count: int
+    finished_at: float
+    seen_at: float
+    started_at: float | None = None
+    signal: str | None = None
+    node: str = ""
+    stopped: bool = False
+    log_tail: tuple[str, ...] = ()
+
+    @property
+    def failed(self) -> bool:
+        """It ended badly by itself: neither a clean exit nor one that we asked for."""
+        return self.exit_code != 0 and not self.stopped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStatus:
+    """One rank in the controller's book.
+
+    `attempt` names one process of this rank and only ever grows. `restarts` counts the failures charged to its
+    budget. `metered_until` is how far its running time is accounted for.
+    """
+
+    rank: int
+    attempt: int = 0
+    phase: RankPhase = RankPhase.WAITING
+    restarts: int = 0
+    world_size: int = 0
+    pod_name: str = ""
+    node: str = ""
+    provider: str | None = None
+    region: str | None = None
+    gpus: int = 0
+    started_at: float | None = None
+    metered_until: float | None = None
+    restart_at: float | None = None
+    missing_since: float | None = None
+    stop_reason: str = ""  # what the exit of a rank that we stopped is called
+    note: str = ""

@@ -1,0 +1,194 @@
+"""The ports: what the control plane needs of the outside, as Protocols. Adapters live in stores/ and runtimes/."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from basilica.core.actions import Launch, Stop
+from basilica.core.events import Event, RecordedEvent
+from basilica.core.seen import Sighting
+from basilica.core.spec import DeploymentSpec
+from basilica.core.status import DeploymentStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """One run as the store holds it. `version` grows with every change of any run, so it orders them all."""
+
+    instance: str
+    user: str
+    namespace: str
+    spec: DeploymentSpec
+    status: DeploymentStatus
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one user may have at a time. None: no limit."""
+
+    deployments: int | None = None
+    ranks: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiKey:
+    """A key as the store keeps it: never the key itself."""
+
+    id: str
+    user: str
+    digest: str
+    created_at: float
+    note: str = ""
+
+
+NO_LIMITS = Limits()
+
+
+class Clock(Protocol):
+    def now(self) -> float:
+        """Seconds since the epoch."""
+        ...
+
+
+class Store(Protocol):
+    """Specs, statuses and events. Every write is whole or not at all; a failed one raises `StoreUnavailable`.
+
+    A returned write is durable. After it the watchers are woken.
+    """
+
+    async def create(
+        self,
+        deployment: Deployment,
+        events: Sequence[Event] = (),
+        *,
+        idempotency_key: str | None = None,
+        limits: Limits = NO_LIMITS,
+    ) -> Deployment:
+        """Keep a new run. A live run of that name in the namespace: `NameInUse`; over a limit: `QuotaExceeded`.
+
+        With the idempotency key of an earlier create of the same user, that one's run is returned instead; if its
+        spec was another, `Conflict`.
+        """
+        ...
+
+    async def get(self, instance: str) -> Deployment:
+        """The run with that instance name, or `DeploymentNotFound`."""
+        ...
+
+    async def find(self, namespace: str, name: str) -> Deployment:
+        """By instance name, else the newest run with that friendly name; another namespace's is not found."""
+        ...
+
+    async def deployments(self, namespace: str | None = None) -> list[Deployment]:
+        """All runs of a namespace (of all, with None), newest first."""
+        ...
+
+    async def live(self) -> list[str]:
+        """The instances that the controller still has to do with: not settled, or to be deleted."""
+        ...
+
+    async def change_spec(
+        self, instance: str, change: Callable[[Deployment], DeploymentSpec], events: Sequence[Event] = ()
+    ) -> Deployment:
+        """Apply `change` to the newest state, atomically; it may raise to refuse. An unchanged spec writes nothing."""
+        ...
+
+    async def save_status(
+        self, before: Deployment, status: DeploymentStatus, events: Sequence[Event] = (), *, now: float
+    ) -> Deployment:
+        """Compare-and-swap on `before.version`: `StaleVersion` and nothing written if somebody wrote in between."""
+        ...
+
+    async def delete(self, instance: str) -> None:
+        """Remove the run with its events; its usage stays on its user's account. Removing what is gone is fine."""
+        ...
+
+    async def events(self, instance: str, *, limit: int | None = None, since: int = 0) -> list[RecordedEvent]:
+        """Newest first; `since` is a version: only what was recorded (or repeated) after it."""
+        ...
+
+    async def wait_change(self, instance: str, version: int, timeout: float | None) -> Deployment | None:
+        """The run as soon as its version is newer than `version` (perhaps at once); None if the time is up first.
+
+        `DeploymentNotFound` if it is gone, or goes while waiting.
+        """
+        ...
+
+    async def settled_before(self, moment: float) -> list[str]:
+        """Instances that ended before `moment` and have nothing left to do: what retention may remove."""
+        ...
+
+    def changes(self, since: int | None = None) -> AsyncIterator[str]:
+        """Instance names as they change, for ever; coalesced, so a slow reader sees each changed run once.
+
+        With `since`, also those that changed after that version already. Deletion is a change too.
+        """
+        ...
+
+
+class Keys(Protocol):
+    """API keys, by digest."""
+
+    async def add_key(self, key: ApiKey) -> None: ...
+    async def find_key(self, digest: str) -> ApiKey | None: ...
+    async def keys(self) -> list[ApiKey]: ...
+    async def revoke_key(self, id: str) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What a runtime needs to know of a run in order to act on it."""
+
+    instance: str
+    user: str
+    namespace: str
+    created_at: float
+    spec: DeploymentSpec
+
+
+@dataclass(frozen=True, slots=True)
+class LogChunk:
+    """Whole lines of one rank; a line still being written comes later, whole. `cursor`: where to go on."""
+
+    rank: int
+    lines: tuple[str, ...]
+    cursor: str
+
+
+class Runtime(Protocol):
+    """Where ranks run. Actions are idempotent: what is there already, or gone already, is success.
+
+    `observe` tells facts and raises `RuntimeUnavailable` when it cannot tell; it never guesses.
+    """
+
+    name: str
+
+    async def start(self, wake: Callable[[str], None]) -> None:
+        """Begin; adopt what an earlier control plane left running. `wake(instance)` is called when a run changed."""
+        ...
+
+    async def close(self) -> None:
+        """Let go. Ranks go on."""
+        ...
+
+    async def observe(self, run: Run) -> Sighting: ...
+
+    async def launch(self, run: Run, launches: Sequence[Launch]) -> None: ...
+
+    async def stop(self, run: Run, stops: Sequence[Stop]) -> None: ...
+
+    async def remove(self, run: Run) -> None:
+        """Remove all that is kept of a run of which nothing runs any more."""
+        ...
+
+    async def tail(self, run: Run, rank: int, lines: int | None) -> LogChunk:
+        """The last lines of a rank, over all its attempts; `lines` None: all that is kept."""
+        ...
+
+    def follow(self, run: Run, rank: int, cursor: str | None) -> AsyncIterator[LogChunk]:
+        """The rank's lines from the cursor (None: from the beginning) as they come, until cancelled by the reader.
+
+        A chunk without lines says that all that was there has been read: nothing comes from an ended rank after it.
+        """
+        ...
