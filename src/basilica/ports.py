@@ -1,26 +1,15 @@
 """The ports: what the control plane needs of the outside, as Protocols. Adapters live in stores/ and runtimes/."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from basilica.core.actions import Launch, Stop
+from basilica.core.actions import Launch, Probe, Stop
+from basilica.core.deployment import Deployment as Deployment  # noqa: PLC0414
 from basilica.core.events import Event, RecordedEvent
 from basilica.core.seen import Sighting
 from basilica.core.spec import DeploymentSpec
 from basilica.core.status import DeploymentStatus
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deployment:
-    """One run as the store holds it. `version` grows with every change of any run, so it orders them all."""
-
-    instance: str
-    user: str
-    namespace: str
-    spec: DeploymentSpec
-    status: DeploymentStatus
-    version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +32,19 @@ class ApiKey:
 
 
 NO_LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageRow:
+    """What one run used; it stays when the run is deleted."""
+
+    user: str
+    instance: str
+    name: str
+    rank_seconds: float
+    gpu_seconds: float
+    created_at: float
+    ended_at: float | None
 
 
 class Clock(Protocol):
@@ -89,9 +91,17 @@ class Store(Protocol):
         ...
 
     async def change_spec(
-        self, instance: str, change: Callable[[Deployment], DeploymentSpec], events: Sequence[Event] = ()
+        self,
+        instance: str,
+        change: Callable[[Deployment], DeploymentSpec],
+        events: Sequence[Event] = (),
+        *,
+        limits: Limits = NO_LIMITS,
     ) -> Deployment:
-        """Apply `change` to the newest state, atomically; it may raise to refuse. An unchanged spec writes nothing."""
+        """Apply `change` to the newest state, atomically; it may raise to refuse. An unchanged spec writes nothing.
+
+        More ranks than the limits allow: `QuotaExceeded`.
+        """
         ...
 
     async def save_status(
@@ -108,6 +118,10 @@ class Store(Protocol):
         """Newest first; `since` is a version: only what was recorded (or repeated) after it."""
         ...
 
+    async def usage(self, user: str, *, limit: int | None = None, offset: int = 0) -> list[UsageRow]:
+        """By run, newest first, deleted ones too."""
+        ...
+
     async def wait_change(self, instance: str, version: int, timeout: float | None) -> Deployment | None:
         """The run as soon as its version is newer than `version` (perhaps at once); None if the time is up first.
 
@@ -115,11 +129,11 @@ class Store(Protocol):
         """
         ...
 
-    async def settled_before(self, moment: float) -> list[str]:
-        """Instances that ended before `moment` and have nothing left to do: what retention may remove."""
+    async def prune(self, before: float) -> list[str]:
+        """Instances that ended before that moment and have nothing left to do: what retention may remove."""
         ...
 
-    def changes(self, since: int | None = None) -> AsyncIterator[str]:
+    def changes(self, since: int | None = None) -> AsyncGenerator[str, None]:
         """Instance names as they change, for ever; coalesced, so a slow reader sees each changed run once.
 
         With `since`, also those that changed after that version already. Deletion is a change too.
@@ -163,6 +177,7 @@ class Runtime(Protocol):
     """
 
     name: str
+    runs_images: bool
 
     async def start(self, wake: Callable[[str], None]) -> None:
         """Begin; adopt what an earlier control plane left running. `wake(instance)` is called when a run changed."""
@@ -178,6 +193,12 @@ class Runtime(Protocol):
 
     async def stop(self, run: Run, stops: Sequence[Stop]) -> None: ...
 
+    async def probe(self, run: Run, probe: Probe) -> None:
+        """Start the bench probe; what it does is seen by `observe`. A runtime that cannot says so there."""
+        ...
+
+    async def end_probe(self, run: Run) -> None: ...
+
     async def remove(self, run: Run) -> None:
         """Remove all that is kept of a run of which nothing runs any more."""
         ...
@@ -186,7 +207,7 @@ class Runtime(Protocol):
         """The last lines of a rank, over all its attempts; `lines` None: all that is kept."""
         ...
 
-    def follow(self, run: Run, rank: int, cursor: str | None) -> AsyncIterator[LogChunk]:
+    def follow(self, run: Run, rank: int, cursor: str | None) -> AsyncGenerator[LogChunk, None]:
         """The rank's lines from the cursor (None: from the beginning) as they come, until cancelled by the reader.
 
         A chunk without lines says that all that was there has been read: nothing comes from an ended rank after it.

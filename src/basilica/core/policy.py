@@ -71,8 +71,9 @@ def find_culprit(failures: Sequence[RankExit], whole_at: float | None) -> Culpri
         return Culprit(best, f"{what}; {others} failed within {SIMULTANEOUS * 1000:g} ms of it", "low")
     if len(close) > 1:
         return Culprit(best, f"{what}; the others that failed with it show only an error exit", "medium")
-    if len(candidates) > 1:
-        gap = moment(candidates[1]) - first
+    later = [e for e in candidates if e.rank != best.rank]
+    if later:
+        gap = moment(later[0]) - first
         return Culprit(best, f"{what}, {gap:.2f} s before any other rank failed", "high")
     return Culprit(best, f"{what}; no other rank failed by itself", "high")
 

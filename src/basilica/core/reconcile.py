@@ -3,7 +3,7 @@
 Total and deterministic. A settled run, or one of which nothing changed, gets its own status back and no actions, so
 turning the controller once more is always safe. The order of a turn:
 
-    take in what was seen  →  obey the spec  →  deadlines  →  judge  →  launch and stop  →  phase, bench, metering
+    take in what was seen  →  obey the spec  →  judge  →  deadlines  →  launch and stop  →  phase, bench, metering
 """
 
 from dataclasses import replace
@@ -48,14 +48,16 @@ def reconcile(spec: DeploymentSpec, status: DeploymentStatus, seen: Sighting, no
     if not turn.ended:
         turn.obey_spec()
     if not turn.ended:
-        turn.keep_deadlines()
+        turn.notice_readiness()
+        turn.judge()  # before the deadlines: a run that is done by now is done, however late the look
     if not turn.ended:
-        turn.judge()
+        turn.keep_deadlines()
     if turn.ended:
         turn.wind_down()
     else:
         turn.shape_the_world()
         turn.name_the_phase()
+    turn.watch_the_stopping()
     turn.follow_the_bench()
     return turn.plan()
 
@@ -71,10 +73,11 @@ class _Turn:
         self.actions: list[Action] = []
         self.events: list[Event] = []
         self.wakes: list[float] = []
-        self.start_error = ""
+        self.start_errors: dict[int, str] = {}
         self.running: set[int] = set()  # ranks that this look showed running
         self.present: set[int] = set()  # ranks whose current attempt this look showed at all
         self.strangers = 0
+        self.removable = False
 
     @property
     def ended(self) -> bool:
@@ -91,9 +94,9 @@ class _Turn:
     def take_in(self) -> None:
         for seen in self.seen.ranks:
             rank = self.ranks.get(seen.rank)
-            if rank is None or seen.attempt != rank.attempt:
+            if rank is None or seen.attempt != rank.attempt or not rank.phase.may_run:
                 self._fence(seen)
-            elif rank.phase.may_run:
+            else:
                 self.present.add(rank.rank)
                 self._update(rank, seen)
         for rank in list(self.ranks.values()):
@@ -105,7 +108,7 @@ class _Turn:
                 self.say(reason, message, warning=True)
 
     def _fence(self, seen: SeenRank) -> None:
-        """An attempt that is not in the book must not run beside the one that is."""
+        """What the book does not know, or holds for ended (the stop of a rank that was lost may be lost too), must go."""
         if seen.sight is not Sight.ENDED:
             self.strangers += 1
             self.actions.append(Stop(seen.rank, seen.attempt, self.spec.grace_seconds))
@@ -164,7 +167,7 @@ class _Turn:
             restart_count=rank.restarts,
             started_at=rank.started_at,
             finished_at=ended.finished_at,
-            seen_at=self.now,
+            seen_at=max(self.now, self.status.whole_at or self.now),  # in order, even if the clock was set back
             signal=ended.signal,
             node=rank.node,
             stopped=ended.stopped,
@@ -184,7 +187,7 @@ class _Turn:
             self.ranks[rank.rank] = replace(rank, phase=RankPhase.SUCCEEDED)
         elif ended.start_error is not None:
             self.exits.append(exit)
-            self.start_error = ended.start_error
+            self.start_errors[rank.rank] = ended.start_error
             self.ranks[rank.rank] = replace(rank, phase=RankPhase.LOST)
         else:
             self._restart_or_lose(rank, exit, by_platform=ended.by_platform)
@@ -235,8 +238,11 @@ class _Turn:
             self.end(Phase.CANCELLED, "cancelled by the user" if self.spec.wanted is Wanted.CANCEL else "deleted")
         elif first:
             self._resize(self.spec.world.target)
-        elif self.spec.world.target != self.status.world_target:
-            self._scale(self.spec.world.target)
+        else:
+            if self.spec.world.target != self.status.world_target:
+                self._scale(self.spec.world.target)
+            if any(r.phase is RankPhase.LOST and r.gang != self.spec.gang for r in self.ranks.values()):
+                self._revive_lost()
 
     def _scale(self, target: int) -> None:
         old = self.status.world_target
@@ -248,11 +254,18 @@ class _Turn:
         self._resize(target)
 
     def _resize(self, target: int) -> None:
-        self.status = replace(self.status, world_target=target)
+        failures = tuple(e for e in self.status.failures if e.rank < target)  # a drained rank is nobody's culprit
+        self.status = replace(self.status, world_target=target, failures=failures)
         for rank in list(self.ranks.values()):
             if rank.rank >= target and rank.phase in (RankPhase.WAITING, RankPhase.LOST):
                 self.ranks[rank.rank] = replace(rank, phase=RankPhase.DROPPED, restart_at=None)
-            elif self.spec.resize == "restart" and rank.phase is RankPhase.LOST:
+        if self.spec.resize == "restart":
+            self._revive_lost()
+
+    def _revive_lost(self) -> None:
+        """A fresh gang is a fresh start for those that had used up their restarts too."""
+        for rank in self.wanted():
+            if rank.phase is RankPhase.LOST:
                 self.ranks[rank.rank] = self._next_attempt(rank, restarts=0, restart_at=None)
 
     def keep_deadlines(self) -> None:
@@ -276,6 +289,14 @@ class _Turn:
         self.wakes.append(moment)
         return False
 
+    def notice_readiness(self) -> None:
+        """The first look that shows `min` ranks up or done counts, even if they are resized or judged in this turn."""
+        up = sum(r.phase in (RankPhase.RUNNING, RankPhase.SUCCEEDED) for r in self.wanted())
+        if not self.status.was_ready and up >= self.spec.world.min:
+            self.status = replace(self.status, was_ready=True)
+            self.say(Reason.WORLD_READY, f"{self.spec.world.min} ranks are up: the run can make progress")
+            self._milestone("world_ready")
+
     # ---- verdicts ------------------------------------------------------------------------------------------------
 
     def judge(self) -> None:
@@ -283,14 +304,16 @@ class _Turn:
         lost = sum(r.phase is RankPhase.LOST for r in wanted)
         succeeded = sum(r.phase is RankPhase.SUCCEEDED for r in wanted)
         size = self.status.world_target
-        if self.start_error:
-            self.end(Phase.FAILED, f"could not be started: {self.start_error}")
+        errors = [text for number, text in sorted(self.start_errors.items()) if number < size]
+        if errors:
+            self.end(Phase.FAILED, f"could not be started: {errors[0]}")
         elif size and policy.has_succeeded(self.spec.world, size, succeeded, lost):
             self.end(Phase.SUCCEEDED, f"{succeeded} of {size} ranks exited 0")
         elif size and policy.has_failed(self.spec.world, size, lost):
             culprit = policy.find_culprit(self.status.failures, self.status.whole_at)
-            cause = f": {culprit.evidence}" if culprit else ""
-            self.end(Phase.FAILED, f"{size - lost} of at least {self.spec.world.min} ranks can still succeed{cause}")
+            cause = f"{culprit.evidence}; " if culprit else ""
+            left = f"{size - lost} of {size} ranks could still succeed, and {self.spec.world.min} are needed"
+            self.end(Phase.FAILED, cause + left)
 
     def end(self, phase: Phase, message: str, *, stop_reason: str = "Cancelled") -> None:
         """Enter a terminal phase: what is known is recorded with it, what still runs is stopped."""
@@ -310,7 +333,7 @@ class _Turn:
     def _record_last_failure(self, rank: RankStatus) -> None:
         """The exit of a rank that was about to restart when the run ended: it will not have another."""
         mine = [e for e in self.status.failures if e.rank == rank.rank and e.attempt == rank.attempt - 1]
-        if mine and rank.rank < self.status.world_target:
+        if mine and rank.rank < self.status.world_target and mine[-1] not in self.exits:
             self.exits.append(mine[-1])
 
     def wind_down(self) -> None:
@@ -325,32 +348,35 @@ class _Turn:
                 self._stop(rank, "Cancelled")
         busy = self.strangers or any(r.phase.may_run for r in self.ranks.values())
         self.status = replace(self.status, settled=self.status.settled or not busy)
-        if self.status.settled and not busy and self.spec.wanted is Wanted.DELETE:
-            self.actions.append(Remove())
+        self.removable = not busy and self.spec.wanted is Wanted.DELETE
 
     # ---- launching and stopping ----------------------------------------------------------------------------------
 
     def shape_the_world(self) -> None:
         target = self.status.world_target
-        restarting = self.spec.resize == "restart"
         for rank in list(self.ranks.values()):
-            stale = restarting and rank.phase.may_run and rank.world_size != target
             surplus = rank.rank >= target and rank.phase.may_run
-            if surplus or stale or rank.phase is RankPhase.STOPPING:
+            if surplus or self._outdated(rank) or rank.phase is RankPhase.STOPPING:
                 self._stop(rank, "Cancelled")
             elif rank.phase is RankPhase.DROPPED and rank.rank < target:
                 self.ranks[rank.rank] = self._next_attempt(rank, restarts=0, restart_at=None)
-        hold = restarting and any(r.phase.may_run and r.world_size != target for r in self.ranks.values())
+        hold = any(self._outdated(r) for r in self.ranks.values())  # a gang starts when the last one is gone
         for number in range(target):
             rank = self.ranks.get(number) or RankStatus(rank=number)
             self.ranks[number] = rank if hold else self._launch_if_due(rank)
+
+    def _outdated(self, rank: RankStatus) -> bool:
+        """It runs as part of an earlier gang: the user asked for a fresh one, or its world size cannot change."""
+        leaving = rank.world_size != self.status.world_target or rank.phase is RankPhase.STOPPING
+        fixed = self.spec.resize == "restart" and leaving
+        return rank.phase.may_run and (fixed or rank.gang != self.spec.gang)
 
     def _launch_if_due(self, rank: RankStatus) -> RankStatus:
         target = self.status.world_target
         if rank.phase is RankPhase.WAITING:
             if rank.restart_at is not None and not self._due(rank.restart_at):
                 return rank
-            rank = replace(rank, phase=RankPhase.LAUNCHED, restart_at=None, world_size=target)
+            rank = replace(rank, phase=RankPhase.LAUNCHED, restart_at=None, world_size=target, gang=self.spec.gang)
             self.actions.append(Launch(rank.rank, rank.attempt, target))
         elif rank.phase is RankPhase.LAUNCHED and rank.rank not in self.present:
             self.actions.append(Launch(rank.rank, rank.attempt, rank.world_size))
@@ -362,6 +388,13 @@ class _Turn:
         if rank.phase is not RankPhase.STOPPING:
             rank = replace(rank, phase=RankPhase.STOPPING, stop_reason=reason)
             self.ranks[rank.rank] = rank
+
+    def watch_the_stopping(self) -> None:
+        """A rank that is stopped before any look showed it may never be shown: do not wait for it for ever."""
+        for rank in list(self.ranks.values()):
+            if rank.phase is RankPhase.STOPPING and rank.rank not in self.present and rank.missing_since is None:
+                self.ranks[rank.rank] = replace(rank, missing_since=self.now)
+                self.wakes.append(self.now + policy.LOST_AFTER)
 
     # ---- how it is shown -----------------------------------------------------------------------------------------
 
@@ -375,19 +408,15 @@ class _Turn:
             phase = Phase.DEGRADED
         else:
             phase = self._starting_phase()
-        if phase is Phase.READY and not self.status.was_ready:
-            self.say(Reason.WORLD_READY, f"{world.min} ranks are up: the run can make progress")
-            self._milestone("world_ready")
-        elif phase is Phase.READY and before is Phase.DEGRADED:
+        if phase is Phase.READY and before is Phase.DEGRADED:
             self.say(Reason.WORLD_RECOVERED, f"at least {world.min} ranks are up again")
-        elif phase is Phase.DEGRADED and before is Phase.READY:
+        elif phase is Phase.DEGRADED and before is not Phase.DEGRADED:
             self.say(Reason.WORLD_SHRUNK_BELOW_MIN, f"fewer than {world.min} ranks are up", warning=True)
         whole = ready == self.status.world_target
         was_whole = self.before.ready == self.before.world_target and self.before.world_target > 0
         self.status = replace(
             self.status,
             phase=phase,
-            was_ready=self.status.was_ready or phase is Phase.READY,
             whole_at=self.now if whole and not was_whole else self.status.whole_at,
         )
         self._condition("Ready", ready >= world.min, "RanksReady" if ready >= world.min else "RanksMissing")
@@ -420,6 +449,8 @@ class _Turn:
         bench = self.status.bench or BenchStatus()
         if not bench.phase.terminal:
             bench = self._turn_bench(bench, self.spec.bench.placement)
+        elif self.seen.bench is not None and not self.seen.bench.phase.terminal:
+            self.actions.append(EndProbe())  # the one that came with its end may have been lost
         self.status = replace(self.status, bench=bench)
 
     def _turn_bench(self, bench: BenchStatus, placement: str) -> BenchStatus:
@@ -469,6 +500,10 @@ class _Turn:
                 if self.ranks[number].phase.may_run:
                     self.ranks[number] = metering.advance(self.ranks[number], self.now)
             self._sync_ranks()
+        if self.removable and any(isinstance(a, Stop) for a in self.actions):
+            self.wakes.append(self.now + RELAUNCH_DELAY)  # first the stop, then a look, then the removal
+        elif self.removable:
+            self.actions.append(Remove())
         wake_at = min(self.wakes, default=None)
         return Plan(self.status, tuple(self.actions), tuple(self.events), wake_at)
 

@@ -76,13 +76,18 @@ class ProviderFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentSpec:
-    """One training run as it is wanted. Only `world` and `wanted` change during its life, each change a generation."""
+    """One training run as it is wanted.
+
+    Only `world`, `wanted` and `gang` change during its life, and each change is a generation. `gang` counts how
+    often the user asked for a fresh start of all ranks.
+    """
 
     name: str
     program: Shell | Exec
     world: WorldSize
     wanted: Wanted = Wanted.RUN
     generation: int = 1
+    gang: int = 0
     image: str = ""
     port: int = 18789
     resources: Resources = Resources()
@@ -126,6 +131,9 @@ class DeploymentSpec:
 
     def scaled(self, target: int) -> "DeploymentSpec":
         return replace(self, world=self.world.scaled(target), generation=self.generation + 1)
+
+    def restarted(self) -> "DeploymentSpec":
+        return replace(self, gang=self.gang + 1, generation=self.generation + 1)
 
     def ended_by(self, wanted: Wanted) -> "DeploymentSpec":
         """The spec after a cancel or delete; asking for what is already asked for changes nothing."""

@@ -75,7 +75,8 @@ class RankStatus:
     attempt: int = 0
     phase: RankPhase = RankPhase.WAITING
     restarts: int = 0
-    world_size: int = 0
+    world_size: int = 0  # what it was launched with, as is `gang`
+    gang: int = 0
     pod_name: str = ""
     node: str = ""
     provider: str | None = None

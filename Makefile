@@ -1,0 +1,57 @@
+# Everything that people and CI do with this project. `make demo` and `make test` do all the set-up by themselves.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+OFFICIAL := .venvs/official-0.36.8/.installed .venvs/official-0.29.0/.installed
+
+.PHONY: setup demo test test-fast lint types fmt verify bench chaos clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[torch,dev]' -c constraints.txt
+	touch $@
+
+# The published client, each version in an environment of its own: it is called `basilica` too.
+.venvs/official-%/.installed:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check basilica-sdk==$*
+	touch $@
+
+demo: setup
+	$(BIN)/python examples/gang.py
+
+test: setup lint types $(OFFICIAL)
+	$(BIN)/python -m pytest -m "not chaos"
+
+test-fast: setup
+	$(BIN)/python -m pytest -q -m "not slow and not chaos" -n 2
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: setup
+	$(BIN)/mypy
+
+fmt: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# What is generated from the code and checked in: made anew, and compared as whole files.
+verify: setup
+	$(BIN)/python -m tests.docs.generate
+	git diff --exit-code -- docs
+
+bench: setup
+	$(BIN)/python -m benchmarks
+
+chaos: setup
+	$(BIN)/python -m pytest -m chaos -s
+
+clean:
+	rm -rf $(VENV) .venvs .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -1,0 +1,29 @@
+"""What commands share: the options that several have, and durations as people write them."""
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d|w)?")
+_SECONDS = {None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+
+StateDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--state-dir",
+        help="Where runs, logs and keys are kept.",
+        envvar="BASILICA_STATE_DIR",
+        show_default="$XDG_STATE_HOME/basilica",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def seconds(text: str) -> float:
+    """`90`, `90s`, `15m`, `12h`, `7d`, `2w`."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is no duration; write 90s, 15m, 12h, 7d or 2w")
+    return float(match[1]) * _SECONDS[match[2]]

@@ -1,0 +1,78 @@
+"""`basilica keys`: who may use this server. Works beside a running server, which notices at once."""
+
+import asyncio
+import json
+import time
+from typing import Annotated
+
+import typer
+
+from basilica.cli.common import Json, StateDir
+
+app = typer.Typer(help="Make, list and revoke API keys.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.command("create")
+def create(
+    user: Annotated[str, typer.Option(help="Whose key it is; each user has runs of their own.")] = "local",
+    note: Annotated[str, typer.Option(help="What it is for.")] = "",
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> None:
+    """Make a key and print it: it cannot be shown again.
+
+    \b
+    Example:
+      export BASILICA_API_KEY=$(basilica keys create --user alice)
+    """
+    from basilica.server.auth import key_record, new_key
+    from basilica.wiring import default_state_dir, open_keys
+
+    key = new_key()
+    record = key_record(key, user, time.time(), note)
+
+    async def add() -> None:
+        async with open_keys(state_dir or default_state_dir()) as keys:
+            await keys.add_key(record)
+
+    asyncio.run(add())
+    typer.echo(json.dumps({"id": record.id, "user": user, "key": key}) if as_json else key)
+
+
+@app.command("list")
+def list_keys(state_dir: StateDir = None, as_json: Json = False) -> None:
+    """List keys, without the keys themselves."""
+    from basilica.wire.base import rfc3339
+    from basilica.wiring import default_state_dir, open_keys
+
+    async def read() -> list[dict[str, str]]:
+        async with open_keys(state_dir or default_state_dir()) as keys:
+            return [
+                {"id": k.id, "user": k.user, "createdAt": rfc3339(k.created_at), "note": k.note}
+                for k in await keys.keys()
+            ]
+
+    rows = asyncio.run(read())
+    if as_json:
+        typer.echo(json.dumps(rows))
+        return
+    typer.echo(f"{'ID':12}  {'USER':20}  {'CREATED':24}  NOTE")
+    for row in rows:
+        typer.echo(f"{row['id']:12}  {row['user']:20}  {row['createdAt']:24}  {row['note']}")
+
+
+@app.command("revoke")
+def revoke(
+    id: Annotated[str, typer.Argument(help="The key's id, from `basilica keys list`.")], state_dir: StateDir = None
+) -> None:
+    """Revoke a key; it stops working at once."""
+    from basilica.wiring import default_state_dir, open_keys
+
+    async def remove() -> bool:
+        async with open_keys(state_dir or default_state_dir()) as keys:
+            return await keys.revoke_key(id)
+
+    if not asyncio.run(remove()):
+        typer.echo(f"basilica: no key has the id {id!r}; see 'basilica keys list'", err=True)
+        raise typer.Exit(1)
+    typer.echo(f"revoked {id}")

@@ -1,0 +1,77 @@
+"""`basilica serve`: run a control plane on this machine."""
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from basilica.cli.common import StateDir, seconds
+
+try:
+    import uvloop
+except ImportError:  # it exists for CPython alone
+    uvloop = None  # type: ignore[assignment]
+
+
+def serve(
+    *,
+    host: Annotated[str, typer.Option(help="Address to listen on; beyond loopback only with API keys.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 7411,
+    state_dir: StateDir = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    api_key_file: Annotated[Path | None, typer.Option(help="A file with a key that clients may use.")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar=["BASILICA_API_KEY", "BASILICA_API_TOKEN"], hidden=True, show_envvar=False)
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain (PEM) to serve HTTPS with.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="The certificate's private key (PEM).")] = None,
+    max_deployments: Annotated[int, typer.Option(help="Live runs a user may have.", min=1)] = 10_000,
+    max_ranks: Annotated[int, typer.Option(help="Ranks a user may have in live runs.", min=1)] = 4096,
+    retention: Annotated[
+        str | None, typer.Option(help="Remove runs so long after their end: 12h, 30d.", show_default="keep them")
+    ] = None,
+) -> None:
+    """Run a control plane on this machine: an HTTP API, and ranks as processes.
+
+    Runs outlive the server: stop or kill it, start it again, and it takes up what it left.
+
+    \b
+    Examples:
+      basilica serve
+      basilica serve --port 8000 --state-dir /srv/basilica --retention 30d
+      basilica serve --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
+    """
+    from basilica.ports import Limits
+    from basilica.server.control import Settings
+    from basilica.server.serve import Listen
+    from basilica.wiring import default_state_dir, serve_embedded
+
+    level = logging.getLevelNamesMapping().get(log_level.upper())
+    if level is None:
+        raise typer.BadParameter(f"{log_level!r}: use debug, info, warning or error", param_hint="--log-level")
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    directory = state_dir or default_state_dir()
+    listen = Listen(host=host, port=port, tls_cert=tls_cert, tls_key=tls_key)
+    settings = Settings(
+        limits=Limits(deployments=max_deployments, ranks=max_ranks),
+        retention_seconds=None if retention is None else seconds(retention),
+    )
+    key = _read_key(api_key_file) if api_key_file is not None else api_key
+
+    def announce(url: str) -> None:
+        typer.echo(f"Basilica listens on {url}")
+        typer.echo(f"API key: {directory / 'api-key'}")
+        if not listen.loopback and listen.tls_cert is None:
+            typer.echo("Keys travel unencrypted: use --tls-cert and --tls-key, or a proxy that does.", err=True)
+
+    run = uvloop.run if uvloop is not None else asyncio.run
+    run(serve_embedded(listen, directory, settings, key, announce))
+
+
+def _read_key(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"cannot read {path}: {error}", param_hint="--api-key-file") from error

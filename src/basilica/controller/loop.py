@@ -1,0 +1,155 @@
+"""The controller's loop: a keyed queue, woken by the store, the runtime and timers. Nothing here polls.
+
+One turn per run at a time; a wake-up that comes during a turn leads to one more. A run that does not change costs
+nothing: no task, no timer unless it has a deadline.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+
+from basilica.controller.step import step
+from basilica.core.deployment import Deployment
+from basilica.core.errors import BasilicaError, DeploymentNotFound, StaleVersion
+from basilica.ports import Clock, Runtime, Store
+
+log = logging.getLogger("basilica.controller")
+
+TURNS_AT_ONCE = 64
+FIRST_BACK_OFF = 0.1
+LONGEST_BACK_OFF = 30.0
+
+
+class Controller:
+    """Keeps every live run turning. `start` adopts what an earlier control plane left; `close` lets ranks go on."""
+
+    def __init__(self, store: Store, runtime: Runtime, clock: Clock) -> None:
+        self._store, self._runtime, self._clock = store, runtime, clock
+        self._due: deque[str] = deque()
+        self._queued: set[str] = set()  # in _due, or to be put there when its turn ends
+        self._turning: set[str] = set()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._back_off: dict[str, float] = {}
+        self._live: dict[str, Deployment] = {}  # each run that is not settled, as our last turn left it
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._feed: asyncio.Task[None] | None = None
+        self._closed = False
+        self.turns = 0
+        self.errors = 0
+
+    async def start(self) -> None:
+        await self._runtime.start(self.wake)
+        self._feed = asyncio.create_task(self._listen(), name="controller-feed")
+        for instance in await self._store.live():
+            self.wake(instance)
+
+    async def close(self) -> None:
+        """Finish the turns that are under way, begin no other."""
+        self._closed = True
+        for timer in self._timers.values():
+            timer.cancel()
+        if self._feed is not None:
+            self._feed.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._feed
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._runtime.close()
+
+    def wake(self, instance: str) -> None:
+        """Turn this run soon. Any number of calls before its turn begins make one turn."""
+        if instance in self._queued or self._closed:
+            return
+        self._queued.add(instance)
+        if instance not in self._turning:
+            self._due.append(instance)
+            self._spawn()
+
+    @property
+    def depth(self) -> int:
+        return len(self._due)
+
+    def live(self) -> list[Deployment]:
+        return list(self._live.values())
+
+    async def _listen(self) -> None:
+        """Wake on every change that was not our own."""
+        async for instance in self._store.changes():
+            try:
+                version = (await self._store.get(instance)).version
+            except DeploymentNotFound:
+                self._forget(instance)
+                continue
+            except BasilicaError:
+                log.warning("%s changed and cannot be read; turning it anyway", instance, exc_info=True)
+                version = -1
+            ours = self._live.get(instance)
+            if ours is None or version != ours.version:
+                self.wake(instance)
+
+    def _spawn(self) -> None:
+        if self._due and len(self._tasks) < TURNS_AT_ONCE and not self._closed:
+            task = asyncio.create_task(self._work())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _work(self) -> None:
+        while self._due and not self._closed:
+            instance = self._due.popleft()
+            self._queued.discard(instance)
+            self._turning.add(instance)
+            try:
+                await self._turn(instance)
+            finally:
+                self._turning.discard(instance)
+                if instance in self._queued:  # woken during its turn
+                    self._due.append(instance)
+
+    async def _turn(self, instance: str) -> None:
+        self.turns += 1
+        self._cancel_timer(instance)
+        try:
+            deployment, wake_at = await step(instance, self._store, self._runtime, self._clock)
+        except DeploymentNotFound:
+            self._forget(instance)
+        except StaleVersion:
+            self.wake(instance)
+        except Exception as error:  # noqa: BLE001 (a fault in one run must not end the controller of all)
+            self._retry(instance, error)
+        else:
+            self._back_off.pop(instance, None)
+            if deployment.status.settled and wake_at is None:
+                self._forget(instance)
+            else:
+                self._live[instance] = deployment
+            if wake_at is not None:
+                self._wake_at(instance, wake_at - self._clock.now())
+
+    def _retry(self, instance: str, error: Exception) -> None:
+        self.errors += 1
+        delay = self._back_off.get(instance, FIRST_BACK_OFF)
+        self._back_off[instance] = min(delay * 2, LONGEST_BACK_OFF)
+        expected = isinstance(error, BasilicaError)
+        log.warning("turn of %s failed, again in %.1f s: %s", instance, delay, error, exc_info=not expected)
+        self._wake_at(instance, delay)
+
+    def _wake_at(self, instance: str, delay: float) -> None:
+        self._cancel_timer(instance)
+        if not self._closed:
+            loop = asyncio.get_running_loop()
+            self._timers[instance] = loop.call_later(max(0.0, delay), self._ring, instance)
+
+    def _ring(self, instance: str) -> None:
+        self._timers.pop(instance, None)
+        self.wake(instance)
+
+    def _cancel_timer(self, instance: str) -> None:
+        timer = self._timers.pop(instance, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _forget(self, instance: str) -> None:
+        self._cancel_timer(instance)
+        self._back_off.pop(instance, None)
+        self._live.pop(instance, None)

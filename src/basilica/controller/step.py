@@ -1,0 +1,62 @@
+"""One turn for one run: load, observe, decide, save, act. It does and never decides."""
+
+from typing import assert_never
+
+from basilica.core.actions import EndProbe, Launch, Plan, Probe, Remove, Stop
+from basilica.core.deployment import Deployment
+from basilica.core.reconcile import reconcile
+from basilica.ports import Clock, Run, Runtime, Store
+
+
+def run_of(deployment: Deployment) -> Run:
+    return Run(
+        instance=deployment.instance,
+        user=deployment.user,
+        namespace=deployment.namespace,
+        created_at=deployment.status.created_at,
+        spec=deployment.spec,
+    )
+
+
+async def step(instance: str, store: Store, runtime: Runtime, clock: Clock) -> tuple[Deployment, float | None]:
+    """Turn once; the saved run and when to look again.
+
+    The status is saved before anything is done: a crash in between repeats actions, which are idempotent, and never
+    loses or doubles one. `StaleVersion` means that nothing was applied.
+    """
+    deployment = await store.get(instance)
+    run = run_of(deployment)
+    seen = await runtime.observe(run)
+    now = clock.now()
+    plan = reconcile(deployment.spec, deployment.status, seen, now)
+    if plan.status != deployment.status or plan.events:
+        deployment = await store.save_status(deployment, plan.status, plan.events, now=now)
+    await _apply(plan, run, store, runtime)
+    return deployment, plan.wake_at
+
+
+async def _apply(plan: Plan, run: Run, store: Store, runtime: Runtime) -> None:
+    launches: list[Launch] = []
+    stops: list[Stop] = []
+    remove = False
+    for action in plan.actions:
+        match action:
+            case Launch():
+                launches.append(action)
+            case Stop():
+                stops.append(action)
+            case Remove():
+                remove = True
+            case Probe():
+                await runtime.probe(run, action)
+            case EndProbe():
+                await runtime.end_probe(run)
+            case _:
+                assert_never(action)
+    if stops:
+        await runtime.stop(run, stops)
+    if launches:
+        await runtime.launch(run, launches)
+    if remove:
+        await runtime.remove(run)
+        await store.delete(run.instance)

@@ -1,0 +1,65 @@
+"""The FastAPI application around a control plane."""
+
+import asyncio
+import logging
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from basilica import __version__
+from basilica.core.errors import BasilicaError, ValidationError
+from basilica.ports import Keys
+from basilica.server.control import ControlPlane
+from basilica.server.metrics import Metrics
+from basilica.server.middleware import BodyTooLarge, Gate
+from basilica.server.openapi import describe
+from basilica.server.problems import answer, plain, problem, status_of
+from basilica.server.routes import build_router
+
+log = logging.getLogger("basilica.server")
+
+
+def build_app(plane: ControlPlane, keys: Keys, metrics: Metrics, closing: asyncio.Event) -> FastAPI:
+    """`closing` is set when the server is about to stop: answers that go on then end."""
+    app = FastAPI(
+        title="Basilica",
+        version=__version__,
+        description="Elastic distributed training that tells you what is going on.",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.include_router(build_router(plane, metrics, closing))
+    app.add_middleware(Gate, keys=keys, metrics=metrics)
+    _answer_errors(app)
+    describe(app)
+    return app
+
+
+def _answer_errors(app: FastAPI) -> None:
+    @app.exception_handler(BasilicaError)
+    async def known(_: Request, error: BasilicaError) -> Response:
+        if status_of(error) >= 500:
+            log.error("%s: %s", type(error).__name__, error)
+        return answer(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def bad_parameters(_: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"][1:]) or "request"
+        return answer(ValidationError(field, first.get("input"), first["msg"]))
+
+    @app.exception_handler(HTTPException)
+    async def of_http(request: Request, error: HTTPException) -> Response:
+        response = plain(error.status_code, f"{request.method} {request.url.path[:200]}: {error.detail}")
+        response.headers.update(error.headers or {})
+        return response
+
+    @app.exception_handler(Exception)
+    async def unknown(request: Request, error: Exception) -> Response:
+        if isinstance(error, BodyTooLarge):
+            raise error
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return problem(500, BasilicaError.code, "internal error; the server's log has the details")

@@ -1,0 +1,41 @@
+"""Who is asking: API keys, of which only digests are kept."""
+
+import hashlib
+import secrets
+
+from basilica.core.errors import AuthenticationError
+from basilica.core.names import check_user
+from basilica.ports import ApiKey, Keys
+
+KEY_PREFIX = "bsk_"
+
+
+class MissingKey(AuthenticationError):
+    code = "BASILICA_API_AUTH_MISSING"
+
+
+def digest_of(key: str) -> str:
+    """Keys are long and random, so a plain hash cannot be turned back."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def new_key() -> str:
+    return KEY_PREFIX + secrets.token_urlsafe(32)
+
+
+def key_record(key: str, user: str, now: float, note: str = "") -> ApiKey:
+    digest = digest_of(key)
+    return ApiKey(id=digest[:12], user=check_user(user), digest=digest, created_at=now, note=note)
+
+
+async def authenticate(keys: Keys, header: str | None) -> str:
+    """The user whose key an Authorization header carries."""
+    if not header:
+        raise MissingKey("no API key: send the header 'Authorization: Bearer KEY'")
+    scheme, _, key = header.partition(" ")
+    if scheme.lower() != "bearer" or not key.strip():
+        raise MissingKey("the Authorization header must read 'Bearer KEY'")
+    found = await keys.find_key(digest_of(key.strip()))
+    if found is None:
+        raise AuthenticationError("this API key is not known here, or was revoked")
+    return found.user

@@ -1,0 +1,137 @@
+"""What users can do to runs, apart from how they ask for it: the API's routes are a thin shell around this."""
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from basilica.controller.step import run_of
+from basilica.core.deployment import Deployment
+from basilica.core.errors import DeploymentNotFound, UDTerminalState, WorldClosed
+from basilica.core.events import Event, Reason
+from basilica.core.names import instance_name, namespace_of
+from basilica.core.spec import DeploymentSpec, Wanted
+from basilica.core.status import DeploymentStatus
+from basilica.ports import Clock, Limits, Run, Runtime, Store
+
+DEFAULT_LIMITS = Limits(deployments=10_000, ranks=4096)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """`retention_seconds`: how long ended runs are kept; None keeps them until they are deleted or pruned."""
+
+    limits: Limits = DEFAULT_LIMITS
+    retention_seconds: float | None = None
+
+
+class ControlPlane:
+    """Every method takes the asking user; what belongs to somebody else does not exist."""
+
+    def __init__(self, store: Store, runtime: Runtime, clock: Clock, settings: Settings) -> None:
+        self.store, self.runtime, self.clock, self.settings = store, runtime, clock, settings
+
+    async def create(self, user: str, spec: DeploymentSpec, idempotency_key: str | None) -> Deployment:
+        now = self.clock.now()
+        deployment = Deployment(
+            instance=instance_name(spec.name, secrets.token_hex(4)),
+            user=user,
+            namespace=namespace_of(user),
+            spec=spec,
+            status=DeploymentStatus(created_at=now),
+            version=0,
+        )
+        size = spec.world
+        events = [Event(Reason.CREATED, f"{size.target} ranks wanted, within {size.min}..{size.max}")]
+        if spec.image and not self.runtime.runs_images:
+            text = f"image {spec.image[:200]!r} is not used: ranks are processes of this machine"
+            events.append(Event("ImageIgnored", text))
+        return await self.store.create(deployment, events, idempotency_key=idempotency_key, limits=self.settings.limits)
+
+    async def get(self, user: str, name: str) -> Deployment:
+        return await self.store.find(namespace_of(user), name)
+
+    async def deployments(self, user: str) -> list[Deployment]:
+        return await self.store.deployments(namespace_of(user))
+
+    async def scale(self, user: str, name: str, target: int) -> Deployment:
+        found = await self.get(user, name)
+
+        def change(deployment: Deployment) -> DeploymentSpec:
+            spec, status = deployment.spec, deployment.status
+            if status.phase.terminal or spec.wanted is not Wanted.RUN:
+                raise UDTerminalState(status.phase.value, target)
+            scaled = spec.scaled(target)
+            if target == spec.world.target:
+                return spec
+            if status.closed:
+                raise WorldClosed(spec.name, target)
+            return scaled
+
+        event = Event(Reason.SCALE_REQUESTED, f"{target} ranks wanted")
+        return await self.store.change_spec(found.instance, change, [event], limits=self.settings.limits)
+
+    async def restart(self, user: str, name: str) -> Deployment:
+        """A fresh start of all ranks."""
+
+        def change(deployment: Deployment) -> DeploymentSpec:
+            spec, status = deployment.spec, deployment.status
+            if status.phase.terminal or spec.wanted is not Wanted.RUN:
+                raise UDTerminalState(status.phase.value)
+            if status.closed:
+                raise WorldClosed(spec.name, spec.world.target)
+            return spec.restarted()
+
+        found = await self.get(user, name)
+        event = Event("RestartRequested", "all ranks start afresh")
+        return await self.store.change_spec(found.instance, change, [event])
+
+    async def cancel(self, user: str, name: str) -> Deployment:
+        """Cancelling what has ended changes nothing."""
+
+        def change(deployment: Deployment) -> DeploymentSpec:
+            if deployment.status.phase.terminal:
+                return deployment.spec
+            return deployment.spec.ended_by(Wanted.CANCEL)
+
+        found = await self.get(user, name)
+        return await self.store.change_spec(found.instance, change)
+
+    async def delete(self, user: str, name: str, wait: float) -> tuple[Deployment, bool]:
+        """End the run and remove its record; True if all of it is gone within `wait` seconds."""
+        found = await self.get(user, name)
+        deployment = await self.store.change_spec(found.instance, lambda d: d.spec.ended_by(Wanted.DELETE))
+        deadline = self.clock.now() + wait
+        version = deployment.version
+        try:
+            while (left := deadline - self.clock.now()) > 0:
+                changed = await self.store.wait_change(deployment.instance, version, left)
+                if changed is not None:
+                    version = changed.version
+        except DeploymentNotFound:
+            return deployment, True
+        return deployment, False
+
+    async def prune(self, user: str, older_than: float) -> list[str]:
+        """Delete the user's runs that ended more than `older_than` seconds ago."""
+        namespace = namespace_of(user)
+        return await self._prune(self.clock.now() - older_than, lambda d: d.namespace == namespace)
+
+    async def retain(self) -> list[str]:
+        """Delete what is older than the server's retention, whoever's it is."""
+        if self.settings.retention_seconds is None:
+            return []
+        return await self._prune(self.clock.now() - self.settings.retention_seconds, lambda _: True)
+
+    async def _prune(self, before: float, mine: Callable[[Deployment], bool]) -> list[str]:
+        names: list[str] = []
+        for instance in await self.store.prune(before):
+            try:
+                if mine(await self.store.get(instance)):
+                    await self.store.change_spec(instance, lambda d: d.spec.ended_by(Wanted.DELETE))
+                    names.append(instance)
+            except DeploymentNotFound:
+                continue
+        return names
+
+    async def run(self, user: str, name: str) -> Run:
+        return run_of(await self.get(user, name))

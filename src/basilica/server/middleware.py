@@ -1,0 +1,78 @@
+"""Around every request: who asks, how large the body may be, and how long it took."""
+
+import time
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from basilica.core.errors import BasilicaError
+from basilica.ports import Keys
+from basilica.server.auth import authenticate
+from basilica.server.metrics import Metrics
+from basilica.server.problems import answer, plain
+
+MAX_BODY = 4 << 20
+OPEN_PATHS = ("/health", "/metrics", "/openapi.json", "/docs")
+OPEN_PREFIXES = ("/public/",)
+
+
+class BodyTooLarge(Exception):
+    """Raised out of `receive`, through whatever was reading."""
+
+
+class Gate:
+    """Plain ASGI, since it is in the way of every request."""
+
+    def __init__(self, app: ASGIApp, keys: Keys, metrics: Metrics) -> None:
+        self._app, self._keys, self._metrics = app, keys, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = time.perf_counter()
+        status = 500
+
+        async def noting_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._handle(scope, receive, noting_send)
+        finally:
+            route = scope.get("route")
+            path = getattr(route, "path", "unknown")
+            self._metrics.observe_request(scope["method"], path, status, time.perf_counter() - began)
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        path = scope["path"]
+        if path not in OPEN_PATHS and not path.startswith(OPEN_PREFIXES):
+            try:
+                user = await authenticate(self._keys, headers.get("authorization"))
+            except BasilicaError as error:
+                await answer(error)(scope, receive, send)
+                return
+            scope.setdefault("state", {})["user"] = user
+        too_large = plain(413, f"the body is larger than {MAX_BODY} bytes")
+        length = headers.get("content-length", "0")
+        if length.isascii() and length.isdigit() and int(length) > MAX_BODY:
+            await too_large(scope, receive, send)
+            return
+        received = 0
+
+        async def counting_receive() -> Message:
+            nonlocal received
+            message = await receive()
+            if message["type"] == "http.request":
+                received += len(message.get("body", b""))
+                if received > MAX_BODY:
+                    raise BodyTooLarge
+            return message
+
+        try:
+            await self._app(scope, counting_receive, send)
+        except BodyTooLarge:
+            await too_large(scope, receive, send)

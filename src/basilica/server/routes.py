@@ -1,0 +1,274 @@
+"""The REST routes: parse, ask the control plane, render. Decisions are elsewhere.
+
+Bodies are parsed from their bytes and answers written as bytes, so that each is converted once; the models are named
+for the OpenAPI document.
+"""
+
+import asyncio
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query, Request
+from starlette.responses import Response, StreamingResponse
+
+from basilica import __version__
+from basilica.core.deployment import Deployment
+from basilica.core.errors import AuthorizationError, Conflict, DeploymentNotFound, ValidationError
+from basilica.core.why import why
+from basilica.server.control import ControlPlane
+from basilica.server.logs import NDJSON, LogQuery, answer_logs, parse_cursors
+from basilica.server.metrics import Metrics
+from basilica.server.streams import watch
+from basilica.wire import requests as inc
+from basilica.wire import responses as out
+from basilica.wire.base import Outgoing, rfc3339, rfc3339_or_none
+from basilica.wire.render import render_deployment, render_event, render_rank, render_summary, shown_ranks
+
+JSON = "application/json"
+NO_SHARING = "this server publishes nothing: deployments have no public address or metadata"
+
+Version = Annotated[int, Query(ge=0, le=2**63 - 1)]
+WaitSeconds = Annotated[float, Query(ge=0, le=600, allow_inf_nan=False)]
+
+
+def json_answer(model: Outgoing, status: int = 200) -> Response:
+    return Response(model.to_json(), status, media_type=JSON)
+
+
+def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) -> APIRouter:
+    router = APIRouter()
+
+    def rendered(deployment: Deployment) -> bytes:
+        return render_deployment(deployment, plane.clock.now()).to_json()
+
+    def answered(deployment: Deployment, status: int = 200) -> Response:
+        return Response(rendered(deployment), status, media_type=JSON)
+
+    # ---- runs ----------------------------------------------------------------------------------------------------
+
+    @router.post("/deployments", status_code=201, response_model=out.DeploymentResponse)
+    async def create_deployment(
+        request: Request, idempotency_key: Annotated[str | None, Header(min_length=1, max_length=200)] = None
+    ) -> Response:
+        """Start a run. With an Idempotency-Key, asking again gives the same run."""
+        spec = inc.to_spec(inc.parse(inc.CreateDeployment, await request.body()))
+        return answered(await plane.create(_user(request), spec, idempotency_key), 201)
+
+    @router.get("/deployments", response_model=out.DeploymentList)
+    async def list_deployments(request: Request) -> Response:
+        """All runs of the user, newest first."""
+        found = await plane.deployments(_user(request))
+        return json_answer(out.DeploymentList(deployments=[render_summary(d) for d in found], total=len(found)))
+
+    @router.get("/deployments/{name}", response_model=out.DeploymentResponse)
+    async def get_deployment(request: Request, name: str) -> Response:
+        """A run by its instance name, or the newest with that friendly name."""
+        return answered(await plane.get(_user(request), name))
+
+    @router.delete("/deployments/{name}", response_model=out.Deleted)
+    async def delete_deployment(request: Request, name: str, wait: WaitSeconds = 1.0) -> Response:
+        """End the run and remove its record. State `Terminating`: ranks are still using their grace period."""
+        deployment, gone = await plane.delete(_user(request), name, wait)
+        message = "deleted" if gone else "ranks are being stopped, then the record is removed"
+        state = "Deleted" if gone else "Terminating"
+        return json_answer(out.Deleted(instance_name=deployment.instance, state=state, message=message))
+
+    @router.post("/deployments/{name}/scale-distributed", response_model=out.DeploymentResponse)
+    async def scale_deployment(request: Request, name: str) -> Response:
+        """Change how many ranks are wanted, within the run's min and max."""
+        body = inc.parse(inc.ScaleBody, await request.body())
+        return answered(await plane.scale(_user(request), name, body.target))
+
+    @router.post("/deployments/{name}/cancel", response_model=out.DeploymentResponse)
+    async def cancel_deployment(request: Request, name: str) -> Response:
+        """End the run and keep its record. Cancelling an ended run changes nothing."""
+        return answered(await plane.cancel(_user(request), name))
+
+    @router.post("/deployments/{name}/restart", response_model=out.DeploymentResponse)
+    async def restart_deployment(request: Request, name: str) -> Response:
+        """Give all ranks of a live run a fresh start."""
+        return answered(await plane.restart(_user(request), name))
+
+    @router.post("/prune", response_model=out.Pruned)
+    async def prune(
+        request: Request, older_than: Annotated[float, Query(ge=0, le=1e10, allow_inf_nan=False)] = 0.0
+    ) -> Response:
+        """Delete the user's runs that ended more than `older_than` seconds ago, with their logs."""
+        return json_answer(out.Pruned(deleted=await plane.prune(_user(request), older_than)))
+
+    # ---- looking -------------------------------------------------------------------------------------------------
+
+    @router.get("/deployments/{name}/watch", response_model=out.DeploymentResponse)
+    async def watch_deployment(
+        request: Request,
+        name: str,
+        since: Version = 0,
+        wait: Annotated[float | None, Query(ge=0, le=600, allow_inf_nan=False)] = None,
+        last_event_id: Annotated[int | None, Header(ge=0, le=2**63 - 1)] = None,
+    ) -> Response:
+        """The run's changes as server-sent events, from after version `since` (or Last-Event-ID).
+
+        With `wait`, a long poll: the run as soon as it is newer than `since`, or as it is when the time is up.
+        """
+        deployment = await plane.get(_user(request), name)
+        since = since if last_event_id is None else last_event_id
+        if wait is None:
+            events = watch(plane.store, deployment, since, rendered, closing)
+            return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        changed = await plane.store.wait_change(deployment.instance, since, wait)
+        return answered(changed or await plane.get(_user(request), deployment.instance))
+
+    @router.get("/deployments/{name}/why", response_model=out.Why)
+    async def why_deployment(request: Request, name: str) -> Response:
+        """What the run is waiting for, in one sentence."""
+        d = await plane.get(_user(request), name)
+        answer = out.Why(
+            instance_name=d.instance,
+            friendly_name=d.spec.name,
+            phase=d.status.phase.value,
+            why=why(d.spec, d.status, plane.clock.now()),
+            workdir=d.spec.workdir,
+            path=d.spec.env.get("PATH"),
+            virtual_env=d.spec.env.get("VIRTUAL_ENV"),
+        )
+        return json_answer(answer)
+
+    @router.get("/deployments/{name}/ranks", response_model=out.RankList)
+    async def list_ranks(request: Request, name: str) -> Response:
+        d = await plane.get(_user(request), name)
+        return json_answer(out.RankList(ranks=[render_rank(r, d.instance) for r in shown_ranks(d.spec, d.status)]))
+
+    @router.get("/deployments/{name}/events", response_model=out.EventList)
+    async def list_events(
+        request: Request,
+        name: str,
+        limit: Annotated[int | None, Query(ge=1, le=10_000)] = None,
+        since: Version = 0,
+    ) -> Response:
+        """Newest first; equal ones are folded into `count`. `since`: only what happened after that version."""
+        deployment = await plane.get(_user(request), name)
+        events = await plane.store.events(deployment.instance, limit=limit, since=since)
+        rows = [render_event(e) for e in events]
+        return json_answer(out.EventList(events=rows, version=max([since, *(e.version for e in events)])))
+
+    @router.get("/deployments/{name}/logs", response_class=Response, responses=_LOG_RESPONSES)
+    async def get_logs(
+        request: Request,
+        name: str,
+        *,
+        rank: Annotated[list[int] | None, Query(max_length=10_000)] = None,
+        tail: Annotated[int | None, Query(ge=0, le=2**32 - 1)] = None,
+        follow: bool = False,
+        since: Annotated[str | None, Query(max_length=100_000)] = None,
+        accept: Annotated[str, Header()] = "*/*",
+    ) -> Response:
+        """What ranks wrote, as text, or as one JSON object per line with `Accept: application/x-ndjson`.
+
+        Several ranks are merged, each line with `rank| ` before it. `tail`: the last lines of each rank. `follow`:
+        until the run has ended. `since`: go on after cursors of an earlier JSON answer, comma-separated.
+        """
+        deployment = await plane.get(_user(request), name)
+        for number in rank or ():
+            if not 0 <= number < deployment.spec.world.max:
+                raise ValidationError("rank", number, f"this run has ranks 0 to {deployment.spec.world.max - 1}")
+        query = LogQuery(
+            ranks=None if rank is None else frozenset(rank),
+            tail=tail,
+            follow=follow,
+            cursors=parse_cursors(since),
+            as_json=NDJSON in accept,
+        )
+        return await answer_logs(query, deployment, plane.store, plane.runtime, closing)
+
+    # ---- the account and the server --------------------------------------------------------------------------------
+
+    @router.get("/usage", response_model=out.UsageList)
+    async def usage(
+        request: Request,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+        offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
+    ) -> Response:
+        """Rank-seconds and GPU-seconds by run, newest first; runs that were deleted are still counted."""
+        rows = await plane.store.usage(_user(request), limit=limit, offset=offset)
+        return json_answer(
+            out.UsageList(
+                usage=[
+                    out.UsageRecord(
+                        instance_name=row.instance,
+                        friendly_name=row.name,
+                        rank_seconds=row.rank_seconds,
+                        gpu_seconds=row.gpu_seconds,
+                        created_at=rfc3339(row.created_at),
+                        ended_at=rfc3339_or_none(row.ended_at),
+                    )
+                    for row in rows
+                ]
+            )
+        )
+
+    @router.get("/health", response_model=out.Health)
+    async def health() -> Response:
+        now = rfc3339(plane.clock.now())
+        return json_answer(
+            out.Health(status="healthy", version=__version__, timestamp=now, healthy_validators=1, total_validators=1)
+        )
+
+    @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    async def prometheus() -> Response:
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    # ---- what the official client can ask for and a server of one's own does not have ------------------------------
+
+    @router.get("/billing/balance", response_model=out.Balance)
+    async def balance() -> Response:
+        """Nothing is charged here."""
+        return json_answer(out.Balance(balance="0", last_updated=rfc3339(plane.clock.now())))
+
+    @router.get("/billing/usage", response_model=out.BillingUsage)
+    async def billing_usage(
+        limit: Annotated[int, Query(ge=0, le=2**32 - 1)] = 50, offset: Annotated[int, Query(ge=0, le=2**32 - 1)] = 0
+    ) -> Response:
+        """Rentals, of which there are none; what runs used is at `/usage`."""
+        return json_answer(out.BillingUsage(rentals=[], total_count=0))
+
+    @router.get("/deployments/{name}/share-token", response_model=out.ShareTokenStatus)
+    async def share_token_status(request: Request, name: str) -> Response:
+        await plane.get(_user(request), name)
+        return json_answer(out.ShareTokenStatus(exists=False))
+
+    @router.post("/deployments/{name}/share-token", response_model=out.Problem)
+    async def make_share_token(request: Request, name: str) -> Response:
+        await plane.get(_user(request), name)
+        raise Conflict(NO_SHARING)
+
+    @router.delete("/deployments/{name}/share-token", response_model=out.ShareTokenRevoked)
+    async def revoke_share_token(request: Request, name: str) -> Response:
+        await plane.get(_user(request), name)
+        return json_answer(out.ShareTokenRevoked(revoked=False))
+
+    @router.get("/deployments/{name}/enroll-metadata", response_model=out.Enrolled)
+    async def enrolled(request: Request, name: str) -> Response:
+        await plane.get(_user(request), name)
+        return json_answer(out.Enrolled(public_metadata=False))
+
+    @router.post("/deployments/{name}/enroll-metadata", response_model=out.Enrolled)
+    async def enroll(request: Request, name: str) -> Response:
+        await plane.get(_user(request), name)
+        if inc.parse(inc.EnrollBody, await request.body()).enabled:
+            raise AuthorizationError(NO_SHARING)
+        return json_answer(out.Enrolled(public_metadata=False))
+
+    @router.get("/public/deployments/{name}/metadata", response_model=out.Problem)
+    async def public_metadata(name: str) -> Response:
+        raise DeploymentNotFound(name)
+
+    return router
+
+
+_LOG_RESPONSES: dict[int | str, dict[str, object]] = {
+    200: {"content": {"text/plain": {"schema": {"type": "string"}}, NDJSON: {"schema": {"type": "string"}}}}
+}
+
+
+def _user(request: Request) -> str:
+    user: str = request.scope["state"]["user"]
+    return user

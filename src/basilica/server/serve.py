@@ -1,0 +1,205 @@
+"""A control plane as a process: listens, says where, and lets go cleanly when told to."""
+
+import asyncio
+import contextlib
+import ipaddress
+import json
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from basilica.controller.loop import Controller
+from basilica.core.errors import BasilicaError
+from basilica.ports import Clock, Keys, Runtime, Store
+from basilica.server.app import build_app
+from basilica.server.auth import digest_of, key_record, new_key
+from basilica.server.control import ControlPlane, Settings
+from basilica.server.metrics import Metrics
+
+log = logging.getLogger("basilica.server")
+
+DEFAULT_USER = "local"
+DRAIN_SECONDS = 5
+RETENTION_PERIOD = 3600.0
+
+
+class CannotServe(BasilicaError):
+    """The server was asked for something that it refuses to do, with what to do instead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listen:
+    host: str = "127.0.0.1"
+    port: int = 7411
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+
+    @property
+    def loopback(self) -> bool:
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+class SystemClock:
+    def now(self) -> float:
+        return time.time()
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a server is put together from; the adapters are chosen in `wiring`."""
+
+    store: Store
+    keys: Keys
+    runtime: Runtime
+    clock: Clock
+    settings: Settings
+
+
+async def serve(parts: Parts, listen: Listen, state_dir: Path, announce: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT. Ranks go on; the next server adopts them."""
+    if (listen.tls_cert is None) != (listen.tls_key is None):
+        raise CannotServe("--tls-cert and --tls-key go together")
+    key_file = await ensure_key(parts.keys, parts.clock, state_dir, listen)
+    closing = asyncio.Event()
+    metrics = Metrics()
+    plane = ControlPlane(parts.store, parts.runtime, parts.clock, parts.settings)
+    controller = Controller(parts.store, parts.runtime, parts.clock)
+    metrics.add_controller(controller)
+    app = build_app(plane, parts.keys, metrics, closing)
+    with contextlib.closing(_bind(listen)) as sock:
+        url = _url(listen, sock)
+        await controller.start()
+        try:
+            async with _retention(plane):
+                with _note(state_dir, url, key_file):
+                    server = _Server(_config(app, listen), closing)
+                    announce(url)
+                    await server.serve(sockets=[sock])
+        finally:
+            await controller.close()
+
+
+async def ensure_key(keys: Keys, clock: Clock, state_dir: Path, listen: Listen) -> Path:
+    """The file with the key of the local user; it is made on the first start, unless others could then reach us."""
+    path = state_dir / "api-key"
+    if path.exists():
+        key = path.read_text().strip()
+    elif not listen.loopback and not await keys.keys():
+        raise CannotServe(
+            f"refusing to listen on {listen.host} without any API key: make one with "
+            "'basilica keys create --user NAME', or give --api-key-file"
+        )
+    else:
+        key = new_key()
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(fd, "w") as file:
+            file.write(key + "\n")
+    if await keys.find_key(digest_of(key)) is None:
+        await keys.add_key(key_record(key, DEFAULT_USER, clock.now(), note="made by the server"))
+    return path
+
+
+def _bind(listen: Listen) -> socket.socket:
+    family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((listen.host, listen.port))
+        sock.listen(1024)
+    except OSError as error:
+        sock.close()
+        hint = "another program listens there: choose another --port" if error.errno == 98 else "choose another --host"
+        raise CannotServe(f"cannot listen on {listen.host}:{listen.port}: {error.strerror}; {hint}") from error
+    return sock
+
+
+def _url(listen: Listen, sock: socket.socket) -> str:
+    scheme = "https" if listen.tls_cert else "http"
+    host = f"[{listen.host}]" if ":" in listen.host else listen.host
+    return f"{scheme}://{host}:{sock.getsockname()[1]}"
+
+
+def _config(app: object, listen: Listen) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,  # type: ignore[arg-type]
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=DRAIN_SECONDS,
+        ssl_certfile=None if listen.tls_cert is None else str(listen.tls_cert),
+        ssl_keyfile=None if listen.tls_key is None else str(listen.tls_key),
+    )
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, which tells answers that go on (streams, long polls) to end before it waits for them."""
+
+    def __init__(self, config: uvicorn.Config, closing: asyncio.Event) -> None:
+        super().__init__(config)
+        self._closing = closing
+
+    def handle_exit(self, sig: int, frame: object) -> None:
+        super().handle_exit(sig, frame)  # type: ignore[arg-type]
+        self.force_exit = False  # a second Ctrl-C must not leave the state half-closed
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._closing.set()
+        await super().shutdown(sockets)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle SIGTERM and SIGINT and, unlike uvicorn, do not raise them again afterwards: we end by returning."""
+        before = {sig: signal.signal(sig, self.handle_exit) for sig in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for sig, handler in before.items():
+                signal.signal(sig, handler)
+
+
+@contextlib.contextmanager
+def _note(state_dir: Path, url: str, key_file: Path) -> Iterator[None]:
+    """Where this server can be found, for clients on the same machine; gone when it stops."""
+    path = state_dir / "server.json"
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps({"url": url, "pid": os.getpid(), "keyFile": str(key_file)}))
+    fresh.chmod(0o600)
+    fresh.rename(path)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+@contextlib.asynccontextmanager
+async def _retention(plane: ControlPlane) -> AsyncIterator[None]:
+    """Delete what is too old now and every hour, where the server was told to."""
+    task = asyncio.create_task(_repeat(plane.retain)) if plane.settings.retention_seconds is not None else None
+    try:
+        yield
+    finally:
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def _repeat(work: Callable[[], Awaitable[list[str]]]) -> None:
+    while True:
+        try:
+            for name in await work():
+                log.info("removed %s: older than the retention", name)
+        except BasilicaError as error:
+            log.warning("retention: %s", error)
+        await asyncio.sleep(RETENTION_PERIOD)

@@ -1,0 +1,92 @@
+"""A runtime without processes: honest to the port, instant, and moved by the test that holds it."""
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
+from time import time
+
+from basilica.core.actions import Launch, Probe, Stop
+from basilica.core.errors import RuntimeUnavailable
+from basilica.core.seen import Ended, SeenRank, Sight, Sighting
+from basilica.ports import LogChunk, Run
+
+
+class FakeRuntime:
+    """Ranks are up as soon as they are launched. With `finish`, they exit 0 at once."""
+
+    name = "fake"
+    runs_images = True
+
+    def __init__(self, *, finish: bool = False, now: Callable[[], float] = time) -> None:
+        self._finish, self._now = finish, now
+        self._runs: dict[str, dict[tuple[int, int], SeenRank]] = {}
+        self._wake: Callable[[str], None] = lambda _: None
+        self.launches: list[tuple[str, int, int]] = []
+        self.broken = False
+
+    async def start(self, wake: Callable[[str], None]) -> None:
+        self._wake = wake
+
+    async def close(self) -> None:
+        pass
+
+    async def observe(self, run: Run) -> Sighting:
+        if self.broken:
+            raise RuntimeUnavailable("the fake runtime was told to fail")
+        return Sighting(ranks=tuple(self._runs.get(run.instance, {}).values()))
+
+    async def launch(self, run: Run, launches: Sequence[Launch]) -> None:
+        ranks = self._runs.setdefault(run.instance, {})
+        for action in launches:
+            key = (action.rank, action.attempt)
+            older = any(r.rank == action.rank and r.sight is not Sight.ENDED for r in ranks.values())
+            if key in ranks or older:
+                continue
+            self.launches.append((run.instance, *key))
+            ranks[key] = SeenRank(
+                rank=action.rank, attempt=action.attempt, sight=Sight.RUNNING, node="fake", started_at=self._now()
+            )
+            if self._finish:
+                self._end(ranks, key, Ended(exit_code=0, reason="Completed", finished_at=self._now()))
+        self._wake(run.instance)
+
+    async def stop(self, run: Run, stops: Sequence[Stop]) -> None:
+        ranks = self._runs.setdefault(run.instance, {})
+        for action in stops:
+            key = (action.rank, action.attempt)
+            if key not in ranks or ranks[key].sight is not Sight.ENDED:
+                code = 143 if key in ranks else None
+                ended = Ended(exit_code=code, reason="Cancelled", finished_at=self._now(), stopped=True)
+                self._end(ranks, key, ended)
+        self._wake(run.instance)
+
+    async def probe(self, run: Run, probe: Probe) -> None:
+        pass
+
+    async def end_probe(self, run: Run) -> None:
+        pass
+
+    async def remove(self, run: Run) -> None:
+        self._runs.pop(run.instance, None)
+
+    async def tail(self, run: Run, rank: int, lines: int | None) -> LogChunk:
+        return LogChunk(rank, (), "0:0")
+
+    async def follow(self, run: Run, rank: int, cursor: str | None) -> AsyncGenerator[LogChunk, None]:
+        yield LogChunk(rank, (), "0:0")
+
+    # ---- for the test that holds it --------------------------------------------------------------------------------
+
+    def exit(self, instance: str, rank: int, code: int, reason: str | None = None) -> None:
+        """End the rank's newest attempt with this exit code."""
+        ranks = self._runs[instance]
+        key = max(k for k in ranks if k[0] == rank)
+        why = reason or ("Completed" if code == 0 else "Error")
+        self._end(ranks, key, Ended(exit_code=code, reason=why, finished_at=self._now()))
+        self._wake(instance)
+
+    def running(self, instance: str) -> list[int]:
+        return sorted(r.rank for r in self._runs.get(instance, {}).values() if r.sight is Sight.RUNNING)
+
+    def _end(self, ranks: dict[tuple[int, int], SeenRank], key: tuple[int, int], ended: Ended) -> None:
+        seen = ranks.get(key) or SeenRank(rank=key[0], attempt=key[1], sight=Sight.ENDED)
+        ranks[key] = replace(seen, sight=Sight.ENDED, ended=ended)

@@ -1,0 +1,29 @@
+"""What all wire models share: camelCase outside, snake_case inside, times as RFC 3339, nothing null."""
+
+from datetime import UTC, datetime
+
+from pydantic import BaseModel, ConfigDict
+from pydantic.alias_generators import to_camel
+
+
+class Incoming(BaseModel):
+    """A request: types are taken literally ("2" is no number), fields that we do not know are ignored."""
+
+    model_config = ConfigDict(alias_generator=to_camel, strict=True, frozen=True, extra="ignore")
+
+
+class Outgoing(BaseModel):
+    """An answer: what is None is left out, since clients accept an absent field where they refuse a null."""
+
+    model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, validate_by_alias=True)
+
+    def to_json(self) -> bytes:
+        return self.__pydantic_serializer__.to_json(self, by_alias=True, exclude_none=True)
+
+
+def rfc3339(moment: float) -> str:
+    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def rfc3339_or_none(moment: float | None) -> str | None:
+    return None if moment is None else rfc3339(moment)

@@ -1,0 +1,230 @@
+"""From the core to the wire: a run as clients see it."""
+
+from basilica.core import metering, policy
+from basilica.core.deployment import Deployment
+from basilica.core.events import RecordedEvent
+from basilica.core.phase import Phase, RankPhase
+from basilica.core.seen import BenchResult
+from basilica.core.spec import DeploymentSpec, Wanted
+from basilica.core.status import BenchStatus, DeploymentStatus
+from basilica.core.why import why
+from basilica.core.world import RankExit, RankStatus
+from basilica.wire import responses as out
+from basilica.wire.base import rfc3339, rfc3339_or_none
+
+UNKNOWN_EXIT_CODE = -1  # the wire demands a number where nobody knows one; the reason says `Unknown`
+ETCD_PORT = 2379
+
+_RANK_PHASES = {
+    RankPhase.WAITING: "Pending",
+    RankPhase.LAUNCHED: "Pending",
+    RankPhase.RUNNING: "Running",
+    RankPhase.STOPPING: "Running",
+    RankPhase.SUCCEEDED: "Succeeded",
+    RankPhase.LOST: "Failed",
+    RankPhase.DROPPED: "Failed",
+}
+_STATES = {
+    Phase.PENDING: "Pending",
+    Phase.SCHEDULING: "Pending",
+    Phase.PULLING: "Provisioning",
+    Phase.STARTING: "Provisioning",
+    Phase.READY: "Active",
+    Phase.DEGRADED: "Active",
+    Phase.SUCCEEDED: "Succeeded",
+    Phase.FAILED: "Failed",
+    Phase.CANCELLED: "Cancelled",
+}
+_BENCH_OUTCOMES = {"Succeeded": "success", "Failed": "error", "TimedOut": "timeout", "Skipped": "skipped"}
+
+
+def state_of(spec: DeploymentSpec, status: DeploymentStatus) -> str:
+    """The older, coarser word beside `phase`."""
+    return "Terminating" if spec.wanted is Wanted.DELETE else _STATES[status.phase]
+
+
+def render_world(spec: DeploymentSpec, status: DeploymentStatus) -> out.World:
+    world = status.world(spec.world)
+    return out.World(
+        ready=world.ready, target=world.target, min=world.min, max=world.max, below_minimum=world.below_minimum
+    )
+
+
+def shown_ranks(spec: DeploymentSpec, status: DeploymentStatus) -> list[RankStatus]:
+    """The ranks of the wanted world, and those above it that still run."""
+    size = max(status.world_target, 0 if status.phase.terminal else spec.world.target)
+    return [r for r in status.ranks if r.rank < size or r.phase.may_run]
+
+
+def render_rank(rank: RankStatus, instance: str) -> out.Rank:
+    return out.Rank(
+        rank=rank.rank,
+        pod_name=rank.pod_name or f"{instance}-{rank.rank}",
+        phase=_RANK_PHASES[rank.phase],
+        restarts=rank.restarts,
+        node_name=rank.node or None,
+        provider=rank.provider,
+        region=rank.region,
+        attempt=rank.attempt,
+        state=rank.phase.value,
+        started_at=rfc3339_or_none(rank.started_at),
+        note=rank.note or None,
+    )
+
+
+def render_exits(status: DeploymentStatus, culprit: policy.Culprit | None) -> list[out.Exit]:
+    """One entry per rank, its last; empty while the run is not over."""
+    if not status.phase.terminal:
+        return []
+    last: dict[int, RankExit] = {}
+    for exit in status.exits:
+        if exit.rank not in last or exit.attempt >= last[exit.rank].attempt:
+            last[exit.rank] = exit
+    return [_render_exit(last[rank], culprit) for rank in sorted(last)]
+
+
+def _render_exit(exit: RankExit, culprit: policy.Culprit | None) -> out.Exit:
+    return out.Exit(
+        rank=exit.rank,
+        exit_code=UNKNOWN_EXIT_CODE if exit.exit_code is None else exit.exit_code,
+        restart_count=exit.restart_count,
+        termination_reason=exit.termination_reason,
+        signal=exit.signal,
+        started_at=rfc3339_or_none(exit.started_at),
+        finished_at=rfc3339(exit.finished_at),
+        node=exit.node or None,
+        role=policy.role_of(exit, culprit),
+        log_tail=list(exit.log_tail),
+    )
+
+
+def render_culprit(culprit: policy.Culprit) -> out.CulpritView:
+    exit = culprit.exit
+    return out.CulpritView(
+        rank=exit.rank,
+        exit_code=UNKNOWN_EXIT_CODE if exit.exit_code is None else exit.exit_code,
+        termination_reason=exit.termination_reason,
+        evidence=culprit.evidence,
+        confidence=culprit.confidence,
+        log_tail=list(exit.log_tail),
+    )
+
+
+def culprit_of(status: DeploymentStatus) -> policy.Culprit | None:
+    if status.phase is not Phase.FAILED:
+        return None
+    return policy.find_culprit(status.failures, status.whole_at)
+
+
+def render_bench(bench: BenchStatus) -> out.BenchView:
+    return out.BenchView(
+        mode="on-start",
+        phase=bench.phase.value,
+        started_at=rfc3339_or_none(bench.started_at),
+        completed_at=rfc3339_or_none(bench.completed_at),
+        message=bench.message or None,
+        last_attempt_at=rfc3339_or_none(bench.completed_at),
+        last_attempt_outcome=_BENCH_OUTCOMES.get(bench.phase.value),
+        on_worker_nodes=None if bench.on_worker_nodes else False,
+        result=None if bench.result is None else _render_bench_result(bench.result),
+    )
+
+
+def _render_bench_result(result: BenchResult) -> out.BenchResultView:
+    return out.BenchResultView(
+        measured_at=rfc3339(result.measured_at),
+        probe_node_a=result.probe_node_a,
+        probe_node_b=result.probe_node_b,
+        busbw_gbps_p10=result.busbw_gbps_p10,
+        busbw_gbps_p50=result.busbw_gbps_p50,
+        busbw_gbps_p90=result.busbw_gbps_p90,
+        algbw_gbps_p50=result.algbw_gbps_p50,
+        latencyUsAt1mib=result.latency_us_at_1mib,
+        size_bytes_swept=list(result.size_bytes_swept),
+    )
+
+
+def render_distributed(instance: str, spec: DeploymentSpec, status: DeploymentStatus, now: float) -> out.Distributed:
+    culprit = culprit_of(status)
+    resize = status.last_resize
+    usage = metering.total(status)
+    return out.Distributed(
+        world_size=render_world(spec, status),
+        transport="direct-mesh",
+        ranks=[render_rank(r, instance) for r in shown_ranks(spec, status)],
+        conditions=[
+            out.ConditionView(
+                type=c.type, status=c.status, reason=c.reason, message=c.message, last_transition_time=rfc3339(c.since)
+            )
+            for c in status.conditions
+        ],
+        rendezvous=out.RendezvousView(backend=spec.rendezvous_backend, port=spec.rendezvous_port or ETCD_PORT),
+        world_size_history=[
+            out.WorldSampleView(timestamp=rfc3339(s.at), target=s.target, ready=s.ready) for s in status.history
+        ],
+        last_resize=None
+        if resize is None
+        else out.ResizeView(
+            from_target=resize.from_target,
+            to_target=resize.to_target,
+            timestamp=rfc3339(resize.at),
+            reason=resize.reason,
+        ),
+        milestones=[out.MilestoneView(name=m.name, timestamp=rfc3339(m.at)) for m in status.milestones],
+        bench=None if status.bench is None else render_bench(status.bench),
+        rank_exits=render_exits(status, culprit),
+        generation=spec.generation,
+        observed_generation=status.observed_generation,
+        settled=status.settled,
+        blocked_on=why(spec, status, now),
+        culprit=None if culprit is None else render_culprit(culprit),
+        usage=out.UsageView(rank_seconds=usage.rank_seconds, gpu_seconds=usage.gpu_seconds),
+    )
+
+
+def render_event(event: RecordedEvent) -> out.EventView:
+    return out.EventView(
+        type=event.kind,
+        reason=event.reason,
+        message=event.message,
+        count=event.count,
+        first_timestamp=rfc3339(event.first_at),
+        last_timestamp=rfc3339(event.last_at),
+    )
+
+
+def render_deployment(deployment: Deployment, now: float) -> out.DeploymentResponse:
+    instance, spec, status = deployment.instance, deployment.spec, deployment.status
+    distributed = render_distributed(instance, spec, status, now)
+    return out.DeploymentResponse(
+        instance_name=instance,
+        friendly_name=spec.name,
+        user_id=deployment.user,
+        namespace=deployment.namespace,
+        image=spec.image,
+        state=state_of(spec, status),
+        phase=status.phase.value,
+        message=status.message or None,
+        replicas=out.Replicas(desired=spec.world.target, ready=distributed.world_size.ready),
+        pods=[out.Pod(name=r.pod_name, status=r.phase, node=r.node_name) for r in distributed.ranks],
+        created_at=rfc3339(status.created_at),
+        version=deployment.version,
+        distributed=distributed,
+    )
+
+
+def render_summary(deployment: Deployment) -> out.DeploymentSummary:
+    spec, status = deployment.spec, deployment.status
+    world = render_world(spec, status)
+    return out.DeploymentSummary(
+        instance_name=deployment.instance,
+        friendly_name=spec.name,
+        state=state_of(spec, status),
+        phase=status.phase.value,
+        replicas=out.Replicas(desired=spec.world.target, ready=world.ready),
+        created_at=rfc3339(status.created_at),
+        version=deployment.version,
+        world_size=world,
+        message=status.message or None,
+        finished_at=rfc3339_or_none(status.terminal_at),
+    )

@@ -1,0 +1,290 @@
+"""Answers: the models of everything that the API returns. How they are filled is in `render`."""
+
+from pydantic import ConfigDict, Field
+
+from basilica.wire.base import Outgoing
+
+
+class Replicas(Outgoing):
+    desired: int
+    ready: int
+
+
+class Pod(Outgoing):
+    name: str
+    status: str
+    node: str | None = None
+
+
+class World(Outgoing):
+    ready: int
+    target: int
+    min: int
+    max: int
+    below_minimum: bool
+
+
+class Rank(Outgoing):
+    rank: int
+    pod_name: str
+    phase: str
+    restarts: int
+    node_name: str | None = None
+    provider: str | None = None
+    region: str | None = None
+    attempt: int
+    state: str
+    started_at: str | None = None
+    note: str | None = None
+
+
+class Exit(Outgoing):
+    rank: int
+    exit_code: int
+    restart_count: int
+    termination_reason: str | None = None
+    signal: str | None = None
+    started_at: str | None = None
+    finished_at: str | None = None
+    node: str | None = None
+    role: str | None = None
+    log_tail: list[str] | None = None
+
+
+class CulpritView(Outgoing):
+    rank: int
+    exit_code: int
+    termination_reason: str
+    evidence: str
+    confidence: str
+    log_tail: list[str]
+
+
+class ConditionView(Outgoing):
+    type: str
+    status: str
+    reason: str
+    message: str
+    last_transition_time: str
+
+
+class RendezvousView(Outgoing):
+    backend: str
+    port: int
+    image: str = ""
+    restart_count: int = 0
+
+
+class WorldSampleView(Outgoing):
+    timestamp: str
+    target: int
+    ready: int
+
+
+class ResizeView(Outgoing):
+    from_target: int
+    to_target: int
+    timestamp: str
+    reason: str
+
+
+class MilestoneView(Outgoing):
+    name: str
+    timestamp: str
+
+
+class BenchResultView(Outgoing):
+    measured_at: str
+    probe_node_a: str
+    probe_node_b: str
+    busbw_gbps_p10: float | None = None
+    busbw_gbps_p50: float | None = None
+    busbw_gbps_p90: float | None = None
+    algbw_gbps_p50: float | None = None
+    latency_us_at_1mib: float | None = Field(None, alias="latencyUsAt1mib")
+    size_bytes_swept: list[int]
+
+
+class BenchView(Outgoing):
+    mode: str
+    phase: str | None = None
+    started_at: str | None = None
+    completed_at: str | None = None
+    message: str | None = None
+    last_attempt_at: str | None = None
+    last_attempt_outcome: str | None = None
+    on_worker_nodes: bool | None = None
+    result: BenchResultView | None = None
+
+
+class UsageView(Outgoing):
+    rank_seconds: float
+    gpu_seconds: float
+
+
+class Distributed(Outgoing):
+    world_size: World
+    transport: str
+    ranks: list[Rank]
+    conditions: list[ConditionView]
+    rendezvous: RendezvousView
+    world_size_history: list[WorldSampleView]
+    last_resize: ResizeView | None = None
+    milestones: list[MilestoneView]
+    bench: BenchView | None = None
+    rank_exits: list[Exit]
+    generation: int
+    observed_generation: int
+    settled: bool
+    blocked_on: str
+    culprit: CulpritView | None = None
+    usage: UsageView
+
+
+class DeploymentResponse(Outgoing):
+    instance_name: str
+    friendly_name: str
+    user_id: str
+    namespace: str
+    image: str
+    state: str
+    phase: str
+    message: str | None = None
+    url: str = ""
+    public: bool = False
+    replicas: Replicas
+    pods: list[Pod]
+    created_at: str
+    version: int
+    distributed: Distributed
+
+
+class DeploymentSummary(Outgoing):
+    """What `GET /deployments` tells of each run: enough for a table without asking again."""
+
+    instance_name: str
+    friendly_name: str
+    state: str
+    phase: str
+    url: str = ""
+    public: bool = False
+    replicas: Replicas
+    created_at: str
+    version: int
+    world_size: World
+    message: str | None = None
+    finished_at: str | None = None
+
+
+class DeploymentList(Outgoing):
+    deployments: list[DeploymentSummary]
+    total: int
+
+
+class Deleted(Outgoing):
+    instance_name: str
+    state: str
+    message: str
+
+
+class EventView(Outgoing):
+    """Snake case, as the official client reads it."""
+
+    type: str
+    reason: str
+    message: str
+    count: int
+    first_timestamp: str
+    last_timestamp: str
+
+    model_config = ConfigDict(alias_generator=None)
+
+
+class EventList(Outgoing):
+    events: list[EventView]
+    version: int
+
+
+class RankList(Outgoing):
+    ranks: list[Rank]
+
+
+class Why(Outgoing):
+    """One sentence, and what the ranks were given to run with."""
+
+    instance_name: str
+    friendly_name: str
+    phase: str
+    why: str
+    workdir: str | None = None
+    path: str | None = None
+    virtual_env: str | None = None
+
+
+class UsageRecord(Outgoing):
+    instance_name: str
+    friendly_name: str
+    rank_seconds: float
+    gpu_seconds: float
+    created_at: str
+    ended_at: str | None = None
+
+
+class UsageList(Outgoing):
+    usage: list[UsageRecord]
+
+
+class Health(Outgoing):
+    """Snake case, as the official client reads it."""
+
+    status: str
+    version: str
+    timestamp: str
+    healthy_validators: int
+    total_validators: int
+
+    model_config = ConfigDict(alias_generator=None)
+
+
+class ErrorDetail(Outgoing):
+    code: str
+    message: str
+    timestamp: str
+    retryable: bool
+    details: dict[str, object] | None = None
+
+
+class Problem(Outgoing):
+    """The body of every error."""
+
+    error: ErrorDetail
+
+
+class Pruned(Outgoing):
+    deleted: list[str]
+
+
+class Balance(Outgoing):
+    balance: str
+    last_updated: str
+
+    model_config = ConfigDict(alias_generator=None)
+
+
+class BillingUsage(Outgoing):
+    rentals: list[str]
+    total_count: int
+
+    model_config = ConfigDict(alias_generator=None)
+
+
+class ShareTokenStatus(Outgoing):
+    exists: bool
+
+
+class ShareTokenRevoked(Outgoing):
+    revoked: bool
+
+
+class Enrolled(Outgoing):
+    public_metadata: bool
