@@ -1,0 +1,48 @@
+"""Specs and statuses as JSON, by the types of core. Unknown fields are ignored, missing ones take their defaults."""
+
+import hashlib
+import json
+
+from pydantic import TypeAdapter
+from pydantic_core import PydanticSerializationError
+from pydantic_core import ValidationError as Unreadable
+
+from basilica.core.errors import StoreUnavailable, ValidationError
+from basilica.core.spec import DeploymentSpec
+from basilica.core.status import DeploymentStatus
+
+_SPEC = TypeAdapter(DeploymentSpec)
+_STATUS = TypeAdapter(DeploymentStatus)
+
+
+def encode_spec(spec: DeploymentSpec) -> str:
+    """With the defaults written out: what a run was started with stays, even if a later version has other defaults."""
+    try:
+        return _SPEC.dump_json(spec).decode()
+    except (PydanticSerializationError, UnicodeError) as error:
+        raise ValidationError("spec", spec.name, f"cannot be stored: {error}") from error
+
+
+def encode_status(status: DeploymentStatus) -> str:
+    """Without the defaults: they all mean "nothing yet", and most of a status is nothing yet."""
+    return _STATUS.dump_json(status, exclude_defaults=True).decode()
+
+
+def decode_spec(instance: str, text: str) -> DeploymentSpec:
+    try:
+        return _SPEC.validate_json(text)
+    except Unreadable as error:
+        raise StoreUnavailable(f"the stored spec of {instance} cannot be read: {error}") from error
+
+
+def decode_status(instance: str, text: str) -> DeploymentStatus:
+    try:
+        return _STATUS.validate_json(text)
+    except Unreadable as error:
+        raise StoreUnavailable(f"the stored status of {instance} cannot be read: {error}") from error
+
+
+def spec_digest(spec: DeploymentSpec) -> str:
+    """Equal for equal specs: the order of variables does not count."""
+    text = json.dumps(json.loads(encode_spec(spec)), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,202 @@
+"""The embedded store: one SQLite file, owned by one server.
+
+Writes go through one thread that commits in groups; reads are served from memory or, without waiting for writers,
+from a connection of their own. What has been committed is announced in the loop's thread: first the memory is brought
+up to date, then the bell rings, then the writer's caller goes on.
+"""
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+from basilica.core.errors import DeploymentNotFound, StoreUnavailable
+from basilica.core.events import Event, RecordedEvent
+from basilica.core.spec import DeploymentSpec
+from basilica.core.status import DeploymentStatus
+from basilica.ports import NO_LIMITS, Deployment, Limits, UsageRow
+from basilica.stores import schema, tables
+from basilica.stores.bell import Bell
+from basilica.stores.cache import CACHE_CHARACTERS, DeploymentCache
+from basilica.stores.ownership import Ownership
+from basilica.stores.writer import Writer
+
+SLICE_SECONDS = 0.005
+"""A long listing lets others have their turn in the loop this often."""
+
+
+class SqliteStore:
+    """`now` dates the events of spec changes, which come without a time of their own."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        busy_seconds: float = schema.BUSY_SECONDS,
+        cache_characters: int = CACHE_CHARACTERS,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.path = path
+        self._busy_seconds, self._now = busy_seconds, now
+        self._cache = DeploymentCache(cache_characters)
+        self._bell = Bell()
+        self._announced = 0
+        self._ownership: Ownership | None = None
+        self._reader: sqlite3.Connection | None = None
+        self._writer: Writer | None = None
+
+    async def open(self) -> None:
+        """Take the file into use; `StateInUse`, `StateFileRefused` and `StoreUnavailable` name the path."""
+        with schema.explained(self.path):
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._ownership = Ownership.take(self.path)
+            try:
+                schema.prepare(self.path, busy_seconds=self._busy_seconds)
+                self._reader = schema.connect(self.path, busy_seconds=self._busy_seconds, query_only=True)
+                self._announced = tables.newest_version(self._reader)
+                self._writer = Writer(
+                    schema.connect(self.path, busy_seconds=self._busy_seconds),
+                    explain=partial(schema.explain, path=self.path),
+                )
+            except BaseException:
+                await self.close()
+                raise
+
+    async def close(self) -> None:
+        """Finish what is being written, end all iterations and waits, and give the file free."""
+        if self._writer is not None:
+            await self._writer.close()
+        self._bell.close()
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+        if self._ownership is not None:
+            self._ownership.release()
+
+    async def create(
+        self,
+        deployment: Deployment,
+        events: Sequence[Event] = (),
+        *,
+        idempotency_key: str | None = None,
+        limits: Limits = NO_LIMITS,
+    ) -> Deployment:
+        return await self._write(
+            lambda db: tables.create(db, deployment, tuple(events), idempotency_key, limits),
+        )
+
+    async def get(self, instance: str) -> Deployment:
+        return self._look(instance)
+
+    async def find(self, namespace: str, name: str) -> Deployment:
+        for look in (self._look, partial(self._look_newest, namespace)):
+            try:
+                found = look(name)
+            except DeploymentNotFound:
+                continue
+            if found.namespace == namespace:
+                return found
+        raise DeploymentNotFound(name)
+
+    async def deployments(self, namespace: str | None = None) -> list[Deployment]:
+        with self._reading() as db:
+            instances = tables.instances(db, namespace)
+        found = []
+        pause_at = time.monotonic() + SLICE_SECONDS
+        for instance in instances:
+            if time.monotonic() > pause_at:
+                await asyncio.sleep(0)
+                pause_at = time.monotonic() + SLICE_SECONDS
+            with suppress(DeploymentNotFound):  # deleted since the names were read
+                found.append(self._look(instance))
+        return found
+
+    async def live(self) -> list[str]:
+        with self._reading() as db:
+            return tables.open_instances(db)
+
+    async def change_spec(
+        self,
+        instance: str,
+        change: Callable[[Deployment], DeploymentSpec],
+        events: Sequence[Event] = (),
+        *,
+        limits: Limits = NO_LIMITS,
+    ) -> Deployment:
+        """`change` runs in the writer's thread. With `limits`, more ranks than they allow are `QuotaExceeded`."""
+        now = self._now()
+        return await self._write(
+            lambda db: tables.change_spec(db, instance, change, tuple(events), limits=limits, now=now),
+        )
+
+    async def save_status(
+        self, before: Deployment, status: DeploymentStatus, events: Sequence[Event] = (), *, now: float
+    ) -> Deployment:
+        return await self._write(lambda db: tables.save_status(db, before, status, tuple(events), now))
+
+    async def delete(self, instance: str) -> None:
+        if self._writer is None:
+            raise StoreUnavailable("the store is not open")
+        await self._writer.write(lambda db: tables.delete(db, instance), partial(self._announce_deletion, instance))
+
+    async def prune(self, before: float) -> list[str]:
+        """Settled runs that ended before that moment. They are only named: files go first, then `delete` them."""
+        with self._reading() as db:
+            return tables.ended_before(db, before)
+
+    async def events(self, instance: str, *, limit: int | None = None, since: int = 0) -> list[RecordedEvent]:
+        with self._reading() as db:
+            return tables.events(db, instance, limit, since)
+
+    async def usage(self, user: str, *, limit: int | None = None, offset: int = 0) -> list[UsageRow]:
+        """What the user's runs have used, deleted ones included, newest first."""
+        with self._reading() as db:
+            return tables.usage(db, user, limit, offset)
+
+    def changes(self, since: int | None = None) -> AsyncGenerator[str, None]:
+        if since is None:
+            return self._bell.changes(())
+        with self._reading() as db:
+            return self._bell.changes(tables.changed_since(db, since))
+
+    async def wait_change(self, instance: str, version: int, timeout: float | None = None) -> Deployment | None:
+        """The run as soon as its version is above the given one, or None when the time is up."""
+        return await self._bell.wait_change(self._look, instance, version, timeout)
+
+    def _look(self, instance: str) -> Deployment:
+        deployment = self._cache.get(instance)
+        if deployment is None:
+            with self._reading() as db:
+                deployment = tables.load(db, instance)
+            self._cache.put(deployment)
+        return deployment
+
+    def _look_newest(self, namespace: str, name: str) -> Deployment:
+        with self._reading() as db:
+            return self._look(tables.newest_named(db, namespace, name))
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        if self._reader is None:
+            raise StoreUnavailable("the store is not open")
+        with schema.explained(self.path):
+            yield self._reader
+
+    async def _write(self, work: Callable[[sqlite3.Connection], Deployment]) -> Deployment:
+        if self._writer is None:
+            raise StoreUnavailable("the store is not open")
+        return await self._writer.write(work, self._announce)
+
+    def _announce(self, deployment: Deployment) -> None:
+        if deployment.version > self._announced:  # else nothing was written
+            self._announced = deployment.version
+            self._cache.put(deployment)
+            self._bell.ring(deployment.instance)
+
+    def _announce_deletion(self, instance: str, deleted: bool) -> None:
+        if deleted:
+            self._cache.drop(instance)
+            self._bell.ring(instance)

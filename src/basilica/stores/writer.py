@@ -1,0 +1,124 @@
+"""Group commit: all writes that wait are made in one transaction, and one fsync serves them all."""
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+from basilica.core.errors import StoreUnavailable
+
+BATCH_MAX = 256
+"""Bounds what one failing commit takes with it, and how long the first of a batch waits for the last."""
+
+Result = TypeVar("Result")
+
+
+@dataclass(slots=True)
+class _Write:
+    """`work` runs in the writer's thread, `committed` and `done` in the loop's. Its outcome is a result or an error."""
+
+    work: Callable[[sqlite3.Connection], Any]
+    committed: Callable[[Any], None]
+    done: asyncio.Future[Any]
+    result: Any = None
+    error: Exception | None = None
+
+
+class Writer:
+    """The one thread that writes. It owns the connection, and closes it.
+
+    A write that raises is undone by itself and fails alone. When SQLite cannot go on (full disk, I/O error, lock),
+    the whole batch is undone and each of its writes fails with `StoreUnavailable`.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, explain: Callable[[sqlite3.Error], str]) -> None:
+        self._connection, self._explain = connection, explain
+        self._loop = asyncio.get_running_loop()
+        self._queue: SimpleQueue[_Write | None] = SimpleQueue()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="basilica-writer", daemon=True)
+        self._thread.start()
+
+    async def write(self, work: Callable[[sqlite3.Connection], Result], committed: Callable[[Result], None]) -> Result:
+        """Run `work` in a transaction. `committed` is called after the commit even if the caller has gone by then."""
+        if self._closed:
+            raise StoreUnavailable("the store is closed")
+        done: asyncio.Future[Result] = self._loop.create_future()
+        self._queue.put(_Write(work, committed, done))
+        return await done
+
+    async def close(self) -> None:
+        """Finish what is queued."""
+        self._closed = True
+        self._queue.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    def _run(self) -> None:
+        stopping = False
+        while not stopping:
+            batch, stopping = self._take()
+            self._commit(batch)
+            try:
+                self._loop.call_soon_threadsafe(self._tell, batch)
+            except RuntimeError:  # the loop is closed, and nobody is left to be told
+                stopping = True
+        self._connection.close()
+
+    def _take(self) -> tuple[list[_Write], bool]:
+        """All that is queued, and whether the end was among it; waits for the first."""
+        batch: list[_Write] = []
+        with suppress(Empty):
+            write = self._queue.get()
+            while write is not None:
+                batch.append(write)
+                if len(batch) == BATCH_MAX:
+                    return batch, False
+                write = self._queue.get_nowait()
+            return batch, True
+        return batch, False
+
+    def _commit(self, batch: Sequence[_Write]) -> None:
+        if not batch:
+            return
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            for write in batch:
+                self._attempt(write)
+            self._connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            if self._connection.in_transaction:
+                with suppress(sqlite3.Error):
+                    self._connection.execute("ROLLBACK")
+            problem = self._explain(error)
+            for write in batch:
+                write.error = StoreUnavailable(problem)
+
+    def _attempt(self, write: _Write) -> None:
+        self._connection.execute("SAVEPOINT write")
+        try:
+            write.result = write.work(self._connection)
+        except Exception as error:
+            if isinstance(error, sqlite3.Error) and not isinstance(error, _OWN_FAULTS):
+                raise
+            write.error = error
+            self._connection.execute("ROLLBACK TO write")
+        self._connection.execute("RELEASE write")
+
+    def _tell(self, batch: Sequence[_Write]) -> None:
+        for write in batch:
+            if write.error is None:
+                write.committed(write.result)
+            if write.done.done():  # its caller was cancelled
+                continue
+            if write.error is None:
+                write.done.set_result(write.result)
+            else:
+                write.done.set_exception(write.error)
+
+
+_OWN_FAULTS = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError, sqlite3.InterfaceError)
+"""Errors of one statement and its values; all others say that the file cannot be written now."""
