@@ -1,0 +1,70 @@
+"""One attempt of a rank, as the runtime knows it."""
+
+from dataclasses import dataclass
+
+from basilica.core.names import rank_name
+from basilica.core.seen import Ended, SeenRank, Sight
+from basilica.runtimes.local.layout import Key, Layout
+from basilica.runtimes.local.logs import read_tail
+from basilica.runtimes.local.processes import Watch
+from basilica.runtimes.local.records import Exit, read_record
+
+TAIL_LINES = 20
+TAIL_LINE_MAX = 2000
+TAIL_BYTES_MAX = 1 << 18
+
+
+@dataclass(slots=True, kw_only=True)
+class Attempt:
+    """The record on disk is the truth; this mirrors it, and is brought up to date when somebody says so.
+
+    `watch` is on the supervisor, or on the rank itself where the supervisor is gone (`orphaned`).
+    """
+
+    key: Key
+    sight: Sight
+    gpus: tuple[str, ...] = ()
+    started_at: float | None = None
+    ended: Ended | None = None
+    note: str = ""
+    watch: Watch | None = None
+    orphaned: bool = False
+
+    def seen(self, node: str) -> SeenRank:
+        return SeenRank(
+            rank=self.key.rank,
+            attempt=self.key.attempt,
+            sight=self.sight,
+            node=node,
+            pod_name=rank_name(self.key.instance, self.key.rank),
+            started_at=self.started_at,
+            gpus=len(self.gpus),
+            ended=self.ended,
+            note=self.note,
+        )
+
+    def unwatch(self) -> None:
+        if self.watch is not None:
+            self.watch.close()
+            self.watch = None
+
+
+def has_ended(layout: Layout, key: Key) -> bool:
+    """`ValueError` if the record cannot be understood."""
+    record = read_record(layout.record(key))
+    return record is not None and record.exit is not None
+
+
+def ended_of(exit: Exit, layout: Layout, key: Key) -> Ended:
+    """The end with the last lines of output."""
+    tail = read_tail(layout.log(key), TAIL_LINES, ended=True, at_most=TAIL_BYTES_MAX)
+    return Ended(
+        exit_code=exit.exit_code,
+        reason=exit.reason,
+        finished_at=exit.finished_at,
+        signal=exit.signal,
+        stopped=exit.stopped,
+        by_platform=exit.by_platform,
+        start_error=exit.start_error,
+        log_tail=tuple(line[:TAIL_LINE_MAX] for line in tail.lines),
+    )

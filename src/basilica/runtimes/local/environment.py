@@ -1,0 +1,80 @@
+"""What a rank finds in its environment, and the command line it is executed with. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from basilica.core.actions import Launch
+from basilica.core.spec import DeploymentSpec, Exec, Shell
+from basilica.ports import Run
+
+# What a program needs of the machine it runs on. Nothing else of the server's environment reaches a rank: the rest may
+# hold the server's secrets.
+INHERITED = frozenset({
+    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR",
+    "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
+    "VIRTUAL_ENV", "CONDA_PREFIX", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "HF_HOME", "TORCH_HOME",
+})  # fmt: skip
+
+LOOPBACK = "127.0.0.1"
+
+# The published client ships a function as a script that writes it to this file. That is a rank's own in a container; on
+# one machine all ranks of all runs would overwrite it under each other, so here it stands for a file of the rank.
+SHIPPED_SOURCE = "/tmp/__basilica_source.py"
+OWN_SOURCE = '"$BASILICA_CHECKPOINT_DIR/../rank-$BASILICA_RANK/source.py"'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """Ports of one run, the same for its whole life."""
+
+    master: int
+    rendezvous: int
+
+
+def command_line(spec: DeploymentSpec) -> list[str]:
+    match spec.program:
+        case Shell(script, args):
+            return ["/bin/sh", "-c", script.replace(SHIPPED_SOURCE, OWN_SOURCE), "--", *args]
+        case Exec(argv):
+            return list(argv)
+
+
+def common_environment(
+    run: Run, ports: Ports, *, server: Mapping[str, str], node: str, checkpoints: str
+) -> dict[str, str]:
+    """What all ranks of a run share. Later lines win: the machine's, the user's, then the contract."""
+    spec = run.spec
+    return {
+        **{name: value for name, value in server.items() if name in INHERITED},
+        "PYTHONUNBUFFERED": "1",
+        "MASTER_ADDR": LOOPBACK,
+        "MASTER_PORT": str(ports.master),
+        **spec.nccl_env,
+        **spec.env,
+        **spec.secrets,
+        "LOCAL_RANK": "0",
+        "NODE_NAME": node,
+        "BASILICA_DEPLOYMENT": run.instance,
+        "BASILICA_NAME": spec.name,
+        "BASILICA_WORLD_MIN": str(spec.world.min),
+        "BASILICA_WORLD_TARGET": str(spec.world.target),
+        "BASILICA_WORLD_MAX": str(spec.world.max),
+        "BASILICA_GPUS_PER_POD": str(max(1, spec.resources.gpus.count)),
+        "BASILICA_RDZV_ENDPOINT": f"{LOOPBACK}:{ports.rendezvous}",
+        "BASILICA_RDZV_ID": run.instance,
+        "BASILICA_RDZV_BACKEND": spec.rendezvous_backend,
+        "BASILICA_CHECKPOINT_DIR": checkpoints,
+    }
+
+
+def rank_environment(launch: Launch, visible_gpus: str | None) -> dict[str, str]:
+    """What is this attempt's own. `visible_gpus` None: whatever the machine has, which is nothing."""
+    own = {
+        "RANK": str(launch.rank),
+        "WORLD_SIZE": str(launch.world_size),
+        "BASILICA_RANK": str(launch.rank),
+        "BASILICA_ATTEMPT": str(launch.attempt),
+    }
+    if visible_gpus is not None:
+        own["CUDA_VISIBLE_DEVICES"] = visible_gpus
+    return own

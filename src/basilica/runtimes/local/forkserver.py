@@ -1,0 +1,97 @@
+"""The control plane's end of the fork server: kept warm, and replaced when it dies. Supervisors do not depend on it."""
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+from basilica.core.errors import RuntimeUnavailable
+from basilica.runtimes.local import supervisor
+from basilica.runtimes.local.task import StartReply, StartRequest
+
+
+class ForkServer:
+    """`descriptors` is the soft limit of open files that ranks get."""
+
+    def __init__(self, *, python: str, complaints: Path, descriptors: int) -> None:
+        self._descriptors = descriptors
+        self._python = python
+        self._complaints = complaints
+        self._control: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._turn = asyncio.Lock()
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    async def start(self) -> None:
+        async with self._turn:
+            self._spawn()
+
+    async def close(self) -> None:
+        async with self._turn:
+            await self._let_go()
+
+    async def start_ranks(self, request: StartRequest) -> StartReply:
+        """Have ranks started. A request whose answer was lost is sent again: claims keep ranks from starting twice."""
+        body = json.dumps(request).encode()
+        message = len(body).to_bytes(8, "big") + body
+        async with self._turn:
+            for _ in range(2):
+                try:
+                    return await self._ask(message)
+                except (ConnectionError, EOFError):
+                    await self._let_go()
+                except BaseException:
+                    await asyncio.shield(self._let_go())  # half a message may be on its way: start afresh
+                    raise
+        raise RuntimeUnavailable(f"the fork server does not stay up; see {self._complaints}")
+
+    async def _ask(self, message: bytes) -> StartReply:
+        control = self._control or self._spawn()
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(control, message)
+        head = await self._receive(control, 8)
+        reply: StartReply = json.loads(await self._receive(control, int.from_bytes(head, "big")))
+        return reply
+
+    async def _receive(self, control: socket.socket, size: int) -> bytes:
+        loop = asyncio.get_running_loop()
+        data = b""
+        while len(data) < size:
+            part = await loop.sock_recv(control, size - len(data))
+            if not part:
+                raise EOFError
+            data += part
+        return data
+
+    def _spawn(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs, self._complaints.open("ab") as complaints:
+                self._process = subprocess.Popen(
+                    [self._python, "-I", "-S", "-X", "utf8", supervisor.__file__, str(self._descriptors)],
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=complaints,
+                    env={name: value for name, value in os.environ.items() if name == "LD_LIBRARY_PATH"},
+                    start_new_session=True,  # a Ctrl-C at the server's terminal is not for us
+                )
+        except OSError as error:
+            ours.close()
+            raise RuntimeUnavailable(f"cannot start the fork server: {error}") from error
+        ours.setblocking(False)
+        self._control = ours
+        return ours
+
+    async def _let_go(self) -> None:
+        """Close our end, which makes it exit, and take its exit status so that no zombie stays."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._process is not None:
+            await asyncio.to_thread(self._process.wait)
+            self._process = None

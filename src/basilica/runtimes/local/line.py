@@ -1,0 +1,60 @@
+"""The line in front of the GPUs: who holds which, who waits, and whose turn it is."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from basilica.core.actions import Launch
+from basilica.ports import Run
+from basilica.runtimes.local.gpus import GpuInventory, Waiting, allocate
+from basilica.runtimes.local.layout import Key
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Launches of one run that got their GPUs, by uuid."""
+
+    run: Run
+    granted: Mapping[Launch, tuple[str, ...]]
+
+
+class GpuLine:
+    def __init__(self, inventory: GpuInventory) -> None:
+        self.inventory = inventory
+        self._held: dict[Key, tuple[str, ...]] = {}
+        self._waiting: dict[str, tuple[Run, dict[Key, Launch]]] = {}
+
+    def join(self, run: Run, launches: Mapping[Key, Launch]) -> None:
+        _, before = self._waiting.get(run.instance, (run, {}))
+        self._waiting[run.instance] = (run, before | dict(launches))
+
+    def leave(self, key: Key) -> bool:
+        """Stop waiting; False if it did not wait."""
+        run, launches = self._waiting.get(key.instance, (None, {}))
+        if run is None or key not in launches:
+            return False
+        del launches[key]
+        if not launches:
+            del self._waiting[key.instance]
+        return True
+
+    def hold(self, key: Key, uuids: tuple[str, ...]) -> None:
+        if uuids:
+            self._held[key] = uuids
+
+    def free(self, key: Key) -> bool:
+        """Give back; False if it held none."""
+        return self._held.pop(key, None) is not None
+
+    def serve(self) -> tuple[list[Turn], dict[Key, str]]:
+        """Give out what is free. Returns who may start, and for everybody who still waits what to say about it."""
+        queue = [Waiting(run=run, keys=tuple(launches)) for run, launches in self._waiting.values()]
+        allocation = allocate(self.inventory, self._held, queue)
+        self._held |= allocation.granted
+        turns = []
+        for run, launches in tuple(self._waiting.values()):
+            granted = {launch: allocation.granted[key] for key, launch in launches.items() if key in allocation.granted}
+            for launch in granted:
+                self.leave(Key(run.instance, launch.rank, launch.attempt))
+            if granted:
+                turns.append(Turn(run, granted))
+        return turns, dict(allocation.notes)

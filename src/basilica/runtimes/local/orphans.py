@@ -1,0 +1,74 @@
+"""Ranks whose supervisor was killed: nobody learns their exit code, but they are stopped, cleaned up and recorded."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from basilica.runtimes.local import supervisor
+from basilica.runtimes.local.layout import Key
+from basilica.runtimes.local.records import Claim, Exit
+
+KILL_AGAIN_S = 0.05
+
+
+async def bury_orphan(key: Key, claim: Claim, stop_file: str) -> Exit:
+    """Kill what is left of an attempt whose supervisor and rank are gone. Nobody knows how it ended."""
+    finished_at = time.time()
+    while await asyncio.to_thread(kill_leftovers, key, claim):
+        await asyncio.sleep(KILL_AGAIN_S)
+    for path in claim.cgroups:
+        supervisor.remove_cgroup(path)
+    stopped = await asyncio.to_thread(os.path.exists, stop_file)
+    reason = "Cancelled" if stopped else "Unknown"
+    return Exit(exit_code=None, reason=reason, finished_at=finished_at, stopped=stopped)
+
+
+def kill_leftovers(key: Key, claim: Claim) -> bool:
+    """SIGKILL to all that belongs to the attempt; True if there was something. By cgroup, else by its environment."""
+    left = False
+    for path in claim.cgroups:
+        members = _members(path)
+        left = left or bool(members)
+        if members and not supervisor.kill_cgroup(os.path.join(path, "cgroup.kill")):
+            _kill(members)
+    strays = _with_environment_of(key)
+    _kill(strays)
+    return left or bool(strays)
+
+
+def _members(cgroup: str) -> list[int]:
+    try:
+        return [int(pid) for pid in supervisor.read_file(os.path.join(cgroup, "cgroup.procs")).split()]
+    except OSError:
+        return []
+
+
+def _with_environment_of(key: Key) -> list[int]:
+    """Processes that were started with the environment of this attempt: its children keep it unless they hide."""
+    if sys.platform != "linux":
+        return []
+    marks = {
+        f"BASILICA_DEPLOYMENT={key.instance}".encode(),
+        f"BASILICA_RANK={key.rank}".encode(),
+        f"BASILICA_ATTEMPT={key.attempt}".encode(),
+    }
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            try:
+                environment = Path(f"/proc/{name}/environ").read_bytes()
+            except OSError:
+                continue  # gone, or not ours to look at
+            if marks <= set(environment.split(b"\0")):
+                found.append(int(name))
+    return found
+
+
+def _kill(pids: list[int]) -> None:
+    for pid in pids:
+        with suppress(OSError):  # gone meanwhile
+            os.kill(pid, signal.SIGKILL)

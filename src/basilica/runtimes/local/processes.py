@@ -1,0 +1,89 @@
+"""Processes by identity: is it still the one that was meant, and being told when it ends."""
+
+import asyncio
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+LOOK_AGAIN_S = 1.0
+
+
+def lives(pid: int, start: int) -> bool:
+    """True if the process with that pid is the one that started then. A zombie has ended."""
+    if sys.platform != "linux":
+        return _exists(pid)
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    state, *fields = stat.rpartition(b")")[2].split()
+    return state not in (b"Z", b"X") and int(fields[18]) == start
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+class Watch:
+    """Calls `ended` once the process is gone. `start` None: whoever has that pid now."""
+
+    def __init__(self, pid: int, start: int | None, ended: Callable[[], None]) -> None:
+        """Raises `ProcessLookupError` if the process is gone already."""
+        self.pid = pid
+        self._loop = asyncio.get_running_loop()
+        self._fd: int | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._kqueue: object = None
+        try:
+            self._fd = self._open()
+        except ProcessLookupError:
+            raise
+        except OSError:  # no such call, or no more descriptors: then by looking again and again
+            self._timer = self._loop.call_later(LOOK_AGAIN_S, self._look, start, ended)
+            return
+        if start is not None and not lives(pid, start):  # another one by now, or a zombie that nobody buries
+            self.close()
+            raise ProcessLookupError(pid)
+        self._loop.add_reader(self._fd, ended)
+
+    def _open(self) -> int:
+        if sys.platform == "darwin":
+            queue = self._kqueue = select.kqueue()
+            event = select.kevent(self.pid, select.KQ_FILTER_PROC, select.KQ_EV_ADD, select.KQ_NOTE_EXIT)
+            queue.control([event], 0)
+            return queue.fileno()
+        return os.pidfd_open(self.pid)
+
+    def _look(self, start: int | None, ended: Callable[[], None]) -> None:
+        if lives(self.pid, start) if start is not None else _exists(self.pid):
+            self._timer = self._loop.call_later(LOOK_AGAIN_S, self._look, start, ended)
+        else:
+            ended()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to exactly that process; one that has ended meanwhile needs none."""
+        try:
+            if self._fd is not None and sys.platform == "linux":
+                signal.pidfd_send_signal(self._fd, number)
+            else:
+                os.kill(self.pid, number)
+        except ProcessLookupError:
+            pass
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._fd is not None:
+            self._loop.remove_reader(self._fd)
+            if self._kqueue is None:
+                os.close(self._fd)
+            self._fd = self._kqueue = None

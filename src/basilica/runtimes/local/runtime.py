@@ -1,0 +1,544 @@
+"""The local runtime: ranks as processes of this machine that outlive the control plane."""
+
+import asyncio
+import os
+import resource
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+
+from basilica.core.actions import Launch, Probe, Stop
+from basilica.core.errors import RuntimeUnavailable
+from basilica.core.phase import BenchPhase
+from basilica.core.seen import SeenBench, Sight, Sighting
+from basilica.ports import LogChunk, Run
+from basilica.runtimes.local import cgroups, supervisor
+from basilica.runtimes.local.attempts import Attempt, ended_of, has_ended
+from basilica.runtimes.local.capabilities import Capability, capabilities_of
+from basilica.runtimes.local.environment import command_line, common_environment, rank_environment
+from basilica.runtimes.local.follow import follow_rank, tail_rank
+from basilica.runtimes.local.forkserver import ForkServer
+from basilica.runtimes.local.gpus import GpuInventory, ask_nvidia_smi, runs_on_cpu
+from basilica.runtimes.local.inotify import FileWatcher
+from basilica.runtimes.local.layout import Key, Layout
+from basilica.runtimes.local.line import GpuLine, Turn
+from basilica.runtimes.local.orphans import bury_orphan, kill_leftovers
+from basilica.runtimes.local.ports import ports_of
+from basilica.runtimes.local.processes import Watch
+from basilica.runtimes.local.records import Exit, Record, Running, append_exit, bury, read_record, write_stop
+from basilica.runtimes.local.task import RankTask, StartRequest
+from basilica.runtimes.local.wakeups import Told, Wakeups
+
+LOG_LIMIT_BYTES = 64 << 20
+ENDED_ATTEMPTS_SHOWN = 4
+LINE_OPENS_AFTER_S = 0.5
+NO_BENCH = SeenBench(
+    phase=BenchPhase.SKIPPED,
+    message="the bench probe measures the link between two nodes, and this run has one machine",
+    on_worker_nodes=False,
+)
+
+
+class LocalRuntime:
+    """Ranks on this machine. The files in the state directory are the truth; the table in memory only mirrors them."""
+
+    name = "local"
+    runs_images = False
+
+    def __init__(
+        self,
+        state_dir: Path,
+        *,
+        node: str | None = None,
+        gpus: GpuInventory | None = None,
+        python: str = sys.executable,
+        log_limit_bytes: int = LOG_LIMIT_BYTES,
+    ) -> None:
+        self._layout = Layout(state_dir.absolute())
+        self._node = node or socket.gethostname()
+        self._inventory = gpus
+        self._line = GpuLine(gpus or GpuInventory())
+        self._python = python
+        self._log_limit = log_limit_bytes
+        self._directory = os.getcwd()
+        self._boot = supervisor.boot()
+        # Two servers on one machine must not share groups, whatever their runs are called.
+        self._mark = sha256(bytes(self._layout.root)).hexdigest()[:8]
+        self._wake: Callable[[str], None] | None = None
+        self._runs: dict[str, dict[Key, Attempt]] = {}
+        self._line_opens_at = 0.0
+        self._failures: dict[Key, str] = {}
+        self._readers: dict[str, set[asyncio.Event]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._cgroups = cgroups.Cgroups()
+
+    # ------------------------------------------------------------------------------------------------ begin and end
+
+    async def start(self, wake: Callable[[str], None]) -> None:
+        with _or_unavailable("cannot use the state directory"):
+            for directory in (self._layout.root, self._layout.runs):
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._wakeups = Wakeups(self._layout.wake, self._told, self._look_at_all)
+        self._wake = wake
+        self._files = FileWatcher()
+        self._fork_server = ForkServer(
+            python=self._python, complaints=self._layout.complaints, descriptors=_more_descriptors()
+        )
+        await self._fork_server.start()
+        ours = {os.getpid(), self._fork_server.pid}
+        self._cgroups = await asyncio.to_thread(cgroups.find, ours.__contains__)
+        if self._inventory is None:
+            self._line.inventory = await ask_nvidia_smi()
+        instances = await asyncio.to_thread(_unended, self._layout)
+        if instances:
+            # Runs that waited for GPUs come back in any order: let the first come first before giving any out.
+            self._line_opens_at = asyncio.get_running_loop().time() + LINE_OPENS_AFTER_S
+        for instance in instances:
+            with suppress(RuntimeUnavailable):  # its own `observe` says so; the others are not to suffer
+                await self._table(instance)
+
+    async def close(self) -> None:
+        if self._wake is None:
+            return
+        self._wake = None
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for table in self._runs.values():
+            for attempt in table.values():
+                attempt.unwatch()
+        self._runs.clear()
+        self._wakeups.close()
+        self._files.close()
+        await self._fork_server.close()
+
+    def capabilities(self) -> tuple[Capability, ...]:
+        """What this machine can do, once started."""
+        return capabilities_of(self._cgroups, self._line.inventory)
+
+    # --------------------------------------------------------------------------------------------------------- look
+
+    async def observe(self, run: Run) -> Sighting:
+        table = await self._table(run.instance)
+        shown: list[Attempt] = []
+        ended: dict[int, int] = {}
+        for attempt in sorted(table.values(), key=lambda a: (a.key.rank, -a.key.attempt)):
+            if attempt.sight is Sight.ENDED:
+                ended[attempt.key.rank] = ended.get(attempt.key.rank, 0) + 1
+                if ended[attempt.key.rank] > ENDED_ATTEMPTS_SHOWN:
+                    continue
+            shown.append(attempt)
+        shown.sort(key=lambda attempt: attempt.key)
+        ranks = tuple(attempt.seen(self._node) for attempt in shown)
+        bench = None if run.spec.bench is None else NO_BENCH
+        return Sighting(ranks=ranks, bench=bench, warnings=self._warnings(run))
+
+    def _warnings(self, run: Run) -> tuple[tuple[str, str], ...]:
+        warnings = []
+        wish = run.spec.resources.gpus
+        if runs_on_cpu(self._line.inventory, wish):
+            what = "1 GPU" if wish.count == 1 else f"{wish.count} GPUs"
+            problem = f"asked for {what} per rank; this machine has none: ranks run on the CPU"
+            warnings.append(("GPUsUnavailable", problem))
+        if run.spec.resources.memory_bytes is not None and not self._cgroups.limits_memory:
+            problem = f"the memory limit holds for each process alone: {self._cgroups.problem}"
+            warnings.append(("LimitsUnavailable", problem))
+        return tuple(warnings)
+
+    async def _table(self, instance: str) -> dict[Key, Attempt]:
+        """The attempts of a run as they are known; read from disk the first time."""
+        if self._wake is None:
+            raise RuntimeUnavailable("the local runtime is not running")
+        if instance not in self._runs:
+            with _or_unavailable(f"cannot read the state of {instance}"):
+                found = await asyncio.to_thread(_read_run, self._layout, instance)
+            self._runs.setdefault(instance, {})
+            for key, record in found.items():
+                if record is not None and record.exit is not None:
+                    self._mark_ended(key, record.running, record.exit)
+                else:
+                    self._take_in(key, record)
+        return self._runs[instance]
+
+    def _told(self, told: Told) -> None:
+        if told.what == "failed":
+            self._failures[told.key] = told.detail
+        elif told.key.instance in self._runs:
+            self._look(told.key)
+        else:  # a supervisor of an earlier control plane that claimed its attempt after we had looked
+            self._spawn(self._adopt(told.key.instance))
+
+    async def _adopt(self, instance: str) -> None:
+        if self._layout.run(instance).exists():
+            await self._table(instance)
+            self._changed(instance)
+
+    def _look_at_all(self) -> None:
+        for table in tuple(self._runs.values()):
+            for key, attempt in tuple(table.items()):
+                if attempt.sight in (Sight.STARTING, Sight.RUNNING):
+                    self._look(key)
+
+    def _look(self, key: Key) -> None:
+        self._take_in(key, read_record(self._layout.record(key)))
+
+    def _take_in(self, key: Key, record: Record | None) -> None:
+        """Bring the table in line with what is on disk."""
+        known = self._runs[key.instance].get(key)
+        if known is not None and known.sight is Sight.ENDED:
+            return
+        if record is None:
+            self._unclaimed(key, known)
+        elif record.exit is not None:
+            self._end(key, record.running, record.exit)
+        elif record.claim.boot != self._boot:
+            lost = Exit(exit_code=None, reason="Unknown", finished_at=time.time(), by_platform=True)
+            self._write_end(key, record, lost)
+        else:
+            self._claimed(key, record)
+
+    def _unclaimed(self, key: Key, known: Attempt | None) -> None:
+        if known is None or known.watch is not None or known.sight is Sight.QUEUED:
+            return
+        # Its supervisor ended before it had claimed: it could not write, or another attempt of the rank is alive.
+        self._forget(key)
+        for attempt in self._layout.attempts(key.instance, key.rank):
+            self._look(Key(key.instance, key.rank, attempt))
+        self._changed(key.instance)
+
+    def _claimed(self, key: Key, record: Record) -> None:
+        attempt = self._runs[key.instance].setdefault(key, Attempt(key=key, sight=Sight.STARTING))
+        before = attempt.sight
+        if record.running is not None:
+            attempt.sight, attempt.started_at = Sight.RUNNING, record.running.started_at
+        claim = record.claim
+        attempt.gpus = claim.gpus
+        self._line.hold(key, claim.gpus)
+        if not attempt.orphaned and (attempt.watch is None or attempt.watch.pid != claim.pid):
+            attempt.unwatch()
+            try:
+                attempt.watch = Watch(claim.pid, claim.start, lambda: self._gone(key))
+            except ProcessLookupError:
+                self._without_supervisor(attempt)
+        if attempt.sight is not before:
+            self._changed(key.instance)
+
+    def _without_supervisor(self, attempt: Attempt) -> None:
+        """The supervisor was killed, or has just ended: then the record says so by now."""
+        record = read_record(self._layout.record(attempt.key))
+        if record is None or record.exit is not None:
+            self._take_in(attempt.key, record)
+            return
+        attempt.orphaned = True
+        if record.running is not None:
+            try:
+                attempt.watch = Watch(record.running.pid, record.running.start, lambda: self._gone(attempt.key))
+                return
+            except ProcessLookupError:
+                pass
+        self._spawn(self._bury(attempt.key, record))
+
+    def _gone(self, key: Key) -> None:
+        """A watched process, supervisor or orphaned rank, has ended."""
+        attempt = self._runs[key.instance][key]
+        attempt.unwatch()
+        record = read_record(self._layout.record(key))
+        if attempt.orphaned and record is not None:
+            self._spawn(self._bury(key, record))
+        else:
+            self._take_in(key, record)
+
+    async def _bury(self, key: Key, record: Record) -> None:
+        exit = await bury_orphan(key, record.claim, self._layout.stop(key))
+        self._write_end(key, record, exit)
+
+    def _write_end(self, key: Key, record: Record, exit: Exit) -> None:
+        with suppress(OSError):  # if it cannot be written down, the next control plane comes to the same conclusion
+            append_exit(self._layout.record(key), exit)
+        self._end(key, record.running, exit)
+
+    def _end(self, key: Key, running: Running | None, exit: Exit) -> None:
+        if key.instance in self._runs:  # else it was removed meanwhile
+            self._mark_ended(key, running, exit)
+            self._free(key)
+            self._changed(key.instance)
+
+    def _mark_ended(self, key: Key, running: Running | None, exit: Exit) -> None:
+        attempt = self._runs[key.instance].setdefault(key, Attempt(key=key, sight=Sight.ENDED))
+        attempt.unwatch()
+        attempt.sight, attempt.note = Sight.ENDED, ""
+        attempt.started_at = None if running is None else running.started_at
+        attempt.ended = ended_of(exit, self._layout, key)
+
+    def _forget(self, key: Key) -> None:
+        attempt = self._runs[key.instance].pop(key, None)
+        if attempt is not None:
+            attempt.unwatch()
+        self._free(key)
+
+    def _free(self, key: Key) -> None:
+        if self._line.free(key):
+            self._spawn(self._serve_line())
+
+    def _changed(self, instance: str) -> None:
+        for event in self._readers.get(instance, ()):
+            event.set()
+        if self._wake is not None:
+            self._wake(instance)
+
+    # ------------------------------------------------------------------------------------------------------- launch
+
+    async def launch(self, run: Run, launches: Sequence[Launch]) -> None:
+        table = await self._table(run.instance)
+        wanted = {Key(run.instance, launch.rank, launch.attempt): launch for launch in launches}
+        failed = [problem for key in wanted if (problem := self._failures.pop(key, None)) is not None]
+        if failed:
+            raise RuntimeUnavailable(f"cannot start ranks of {run.instance}: {failed[0]}")
+        fresh = {key: launch for key, launch in wanted.items() if _may_start(table, key)}
+        if not fresh:
+            return
+        wish = run.spec.resources.gpus
+        if wish.count == 0 or runs_on_cpu(self._line.inventory, wish):
+            await self._start_ranks(run, dict.fromkeys(fresh.values(), ()))
+            return
+        for key in fresh:
+            table[key] = Attempt(key=key, sight=Sight.QUEUED)
+        self._line.join(run, fresh)
+        await self._serve_line(run.instance)
+
+    async def _serve_line(self, instance: str | None = None) -> None:
+        """Start those whose turn it is. If ranks of `instance` cannot be started, that is raised."""
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._line_opens_at:
+            loop.call_at(self._line_opens_at, lambda: self._spawn(self._serve_line()))
+            return
+        turns, notes = self._line.serve()
+        for key, note in notes.items():
+            attempt = self._runs[key.instance][key]
+            if attempt.note != note:
+                attempt.note = note
+                self._changed(key.instance)
+        for turn in turns:
+            if turn.run.instance != instance:
+                self._spawn(self._start_or_forget(turn))
+        for turn in turns:
+            if turn.run.instance == instance:
+                await self._start_ranks(turn.run, turn.granted)
+
+    async def _start_or_forget(self, turn: Turn) -> None:
+        try:
+            await self._start_ranks(turn.run, turn.granted)
+        except RuntimeUnavailable:
+            self._changed(turn.run.instance)  # the controller finds them missing and asks again
+
+    async def _start_ranks(self, run: Run, granted: Mapping[Launch, tuple[str, ...]]) -> None:
+        table = self._runs[run.instance]
+        keys = [Key(run.instance, launch.rank, launch.attempt) for launch in granted]
+        for key, uuids in zip(keys, granted.values(), strict=True):
+            table[key] = Attempt(key=key, sight=Sight.STARTING, gpus=uuids)
+        try:
+            with _or_unavailable(f"cannot start ranks of {run.instance}"):
+                reply = await self._fork_server.start_ranks(self._request(run, granted))
+        except RuntimeUnavailable:
+            for key in keys:
+                self._forget(key)
+            raise
+        for key, pid in zip(keys, reply["pids"], strict=False):
+            self._watch_new(key, pid)
+        for key in keys[len(reply["pids"]) :]:
+            self._forget(key)
+        if reply["error"] is not None:
+            raise RuntimeUnavailable(f"cannot start ranks of {run.instance}: {reply['error']}")
+
+    def _watch_new(self, key: Key, pid: int) -> None:
+        attempt = self._runs.get(key.instance, {}).get(key)
+        if attempt is None or attempt.watch is not None or attempt.sight is Sight.ENDED:
+            return  # it was told of already
+        try:
+            attempt.watch = Watch(pid, None, lambda: self._gone(key))
+        except ProcessLookupError:
+            self._look(key)
+
+    def _request(self, run: Run, granted: Mapping[Launch, tuple[str, ...]]) -> StartRequest:
+        instance, spec, layout = run.instance, run.spec, self._layout
+        layout.checkpoints(instance).mkdir(mode=0o700, parents=True, exist_ok=True)
+        layout.run(instance).chmod(0o700)
+        environment = common_environment(
+            run,
+            ports_of(layout.ports(instance)),
+            server=os.environ,
+            node=self._node,
+            checkpoints=str(layout.checkpoints(instance)),
+        )
+        return StartRequest(
+            argv=command_line(spec),
+            env=environment,
+            cwd=spec.workdir or self._directory,
+            grace=spec.grace_seconds,
+            memory_limit=spec.resources.memory_bytes,
+            log_limit=self._log_limit,
+            wake=str(layout.wake),
+            ranks=[self._task(run, launch, uuids) for launch, uuids in granted.items()],
+        )
+
+    def _task(self, run: Run, launch: Launch, uuids: tuple[str, ...]) -> RankTask:
+        key = Key(run.instance, launch.rank, launch.attempt)
+        inventory = self._line.inventory
+        resources = run.spec.resources
+        groups = cgroups.for_rank(
+            self._cgroups,
+            f"basilica-{self._mark}-{key.instance}-{key.rank}-{key.attempt}",
+            memory_bytes=resources.memory_bytes,
+            cpu=resources.cpu,
+        )
+        return RankTask(
+            instance=key.instance,
+            rank=key.rank,
+            attempt=key.attempt,
+            directory=str(self._layout.rank(key.instance, key.rank)),
+            env=rank_environment(launch, inventory.visible(uuids) if inventory.gpus else None),
+            gpus=list(uuids),
+            cgroups=list(groups.tasks),
+            memory_events=groups.memory_events,
+            kill_file=groups.kill_file,
+            freezer=groups.freezer,
+        )
+
+    # ----------------------------------------------------------------------------------------------- stop and remove
+
+    async def stop(self, run: Run, stops: Sequence[Stop]) -> None:
+        table = await self._table(run.instance)
+        for stop in stops:
+            key = Key(run.instance, stop.rank, stop.attempt)
+            attempt = table.get(key)
+            if attempt is None or attempt.sight is not Sight.ENDED:
+                with _or_unavailable(f"cannot stop {key}"):
+                    self._stop(key, stop.grace_seconds)
+
+    def _stop(self, key: Key, grace_seconds: float) -> None:
+        if self._line.leave(key):
+            self._spawn(self._serve_line())  # those behind it may move up
+        never_started = Exit(exit_code=None, reason="Cancelled", finished_at=time.time(), stopped=True)
+        try:
+            write_stop(self._layout.stop(key), grace_seconds)
+            buried = bury(self._layout.record(key), never_started)
+        except OSError:
+            attempt = self._runs[key.instance].get(key)
+            if attempt is None or attempt.watch is None or attempt.orphaned:
+                raise
+            attempt.watch.signal(signal.SIGUSR1)  # no room for the file: then with the run's own grace
+            return
+        if buried:
+            self._end(key, None, never_started)
+            return
+        self._look(key)
+        attempt = self._runs[key.instance][key]
+        if attempt.watch is None:
+            return  # it has ended
+        attempt.watch.signal(signal.SIGTERM)
+        if attempt.orphaned:
+            asyncio.get_running_loop().call_later(grace_seconds, self._kill_orphan, key)
+
+    def _kill_orphan(self, key: Key) -> None:
+        attempt = self._runs.get(key.instance, {}).get(key)
+        record = read_record(self._layout.record(key))
+        if attempt is not None and attempt.sight is not Sight.ENDED and record is not None:
+            self._spawn(asyncio.to_thread(kill_leftovers, key, record.claim))
+
+    async def remove(self, run: Run) -> None:
+        for attempt in (await self._table(run.instance)).values():
+            if attempt.sight is not Sight.ENDED:
+                raise RuntimeUnavailable(f"{attempt.key} has not ended yet")
+        with _or_unavailable(f"cannot remove what is kept of {run.instance}"):
+            await asyncio.to_thread(_remove_run, self._layout, run.instance)
+        self._runs.pop(run.instance, None)
+
+    # -------------------------------------------------------------------------------------------------------- bench
+
+    async def probe(self, run: Run, probe: Probe) -> None:
+        """Nothing to start: one machine has no link between nodes, and `observe` says so."""
+
+    async def end_probe(self, run: Run) -> None:
+        """Nothing was started."""
+
+    # --------------------------------------------------------------------------------------------------------- logs
+
+    async def tail(self, run: Run, rank: int, lines: int | None) -> LogChunk:
+        with _or_unavailable(f"cannot read the log of {run.instance}"):
+            return await asyncio.to_thread(tail_rank, self._layout, run.instance, rank, lines)
+
+    async def follow(self, run: Run, rank: int, cursor: str | None) -> AsyncGenerator[LogChunk, None]:
+        changed = asyncio.Event()
+        readers = self._readers.setdefault(run.instance, set())
+        readers.add(changed)
+        try:
+            async for chunk in follow_rank(
+                self._layout, run.instance, rank, cursor, files=self._files, changed=changed
+            ):
+                yield chunk
+        finally:
+            readers.discard(changed)
+            if not readers:
+                self._readers.pop(run.instance, None)
+
+    def _spawn(self, work: Awaitable[object]) -> None:
+        async def quietly() -> None:
+            await work
+
+        task = asyncio.get_running_loop().create_task(quietly())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _may_start(table: dict[Key, Attempt], key: Key) -> bool:
+    """False if the attempt is there, a newer one is, or an older one has not ended yet."""
+    of_rank = [attempt for attempt in table.values() if attempt.key.rank == key.rank]
+    return all(other.key.attempt < key.attempt and other.sight is Sight.ENDED for other in of_rank)
+
+
+def _unended(layout: Layout) -> list[str]:
+    """Runs with an attempt that has not ended, or of which that cannot be told."""
+    return [instance for instance in layout.instances() if not _all_ended(layout, instance)]
+
+
+def _all_ended(layout: Layout, instance: str) -> bool:
+    try:
+        return all(has_ended(layout, key) for key in layout.keys(instance))
+    except (OSError, ValueError):
+        return False
+
+
+def _read_run(layout: Layout, instance: str) -> dict[Key, Record | None]:
+    return {key: read_record(layout.record(key)) for key in layout.keys(instance)}
+
+
+def _remove_run(layout: Layout, instance: str) -> None:
+    for record in _read_run(layout, instance).values():
+        for path in () if record is None else record.claim.cgroups:
+            supervisor.remove_cgroup(path)
+    with suppress(FileNotFoundError):
+        shutil.rmtree(layout.run(instance))
+
+
+def _more_descriptors() -> int:
+    """Raise our own limit, since each live rank takes one, and return what ranks get: the limit as it was."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # some systems allow less than they say
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return soft
+
+
+@contextmanager
+def _or_unavailable(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RuntimeUnavailable(f"{what}: {error.strerror or error}") from error
+    except ValueError as error:  # a damaged record
+        raise RuntimeUnavailable(f"{what}: {error}") from error

@@ -1,0 +1,692 @@
+"""The fork server and its supervisors. Executed as `python -I -S supervisor.py`: it imports nothing of ours.
+
+The fork server reads requests (8 bytes of length, then JSON) from its stdin, forks one supervisor per rank and answers
+with their pids. At end of file it exits; the supervisors, each in a session of its own, live on.
+
+A supervisor locks its rank, claims the attempt, executes the rank and stays until the rank and everything it started
+is gone. Then it writes down how the rank ended. It needs nobody: the control plane may be dead all the while.
+
+Each import here costs memory per rank and time per start, hence no `typing`, `socket`, `subprocess` or `asyncio`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import gc
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from contextlib import contextmanager, suppress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any, NoReturn
+
+    from basilica.runtimes.local.task import CgroupTask, RankTask, StartRequest
+
+FORMAT = 1
+PR_SET_NAME = 15
+PR_SET_CHILD_SUBREAPER = 36
+FALLOC_FL_KEEP_SIZE = 1
+FALLOC_FL_PUNCH_HOLE = 2
+BLOCK = 4096
+
+LOOK_AT_LOG_EVERY_S = 1.0
+KILL_AGAIN_AFTER_S = 0.02
+KILL_AGAIN_AT_MOST_S = 1.0
+TRY_TO_WRITE_AGAIN_S = 1.0
+DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+NEVER = float("inf")
+WOKEN_BY = (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1, signal.SIGIO)
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+# ------------------------------------------------------------------------------------------------- the fork server
+
+
+class ForkServer:
+    """Forks supervisors as asked until the control plane is gone. What all of them need is found out once, here."""
+
+    def __init__(self, control: int) -> None:
+        self.control = control
+        self.boot = boot()
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for supervisors: the kernel reaps them
+        for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+            signal.signal(ignored, signal.SIG_IGN)
+        self.changed_signals = {*WOKEN_BY, *changed_signals()}
+
+    def serve(self) -> None:
+        os.chdir("/")
+        gc.disable()  # a collection writes to every object: pages that parent and children share would be copied
+        gc.freeze()
+        while (request := read_message(self.control)) is not None:
+            write_message(self.control, self.start(request))
+
+    def start(self, request: StartRequest) -> dict[str, Any]:
+        pids: list[int] = []
+        for task in request["ranks"]:
+            try:
+                pid = os.fork()
+            except OSError as error:
+                return {"pids": pids, "error": f"cannot fork: {error.strerror}"}
+            if pid == 0:
+                self.become_supervisor(request, task)
+            pids.append(pid)
+        return {"pids": pids, "error": None}
+
+    def become_supervisor(self, request: StartRequest, task: RankTask) -> NoReturn:
+        code = 1
+        try:
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, self.control)  # held by us, it would keep the control plane from seeing the server's death
+            os.close(null)
+            os.setsid()
+            prctl(PR_SET_CHILD_SUBREAPER, 1)
+            prctl(PR_SET_NAME, b"basilica-rank")
+            Supervisor(self, request, task).supervise()
+            code = 0
+        except BaseException:  # noqa: BLE001  whatever it was, a child must not go on with the server's loop
+            sys.excepthook(*sys.exc_info())
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def read_message(fd: int) -> Any:
+    """The next message, or None at end of file; a message cut short by the sender's death is none."""
+    head = read_exactly(fd, 8)
+    body = None if head is None else read_exactly(fd, int.from_bytes(head, "big"))
+    return None if body is None else json.loads(body)
+
+
+def read_exactly(fd: int, size: int) -> bytes | None:
+    parts = []
+    while size:
+        part = os.read(fd, min(size, 1 << 20))
+        if not part:
+            return None
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def write_message(fd: int, message: object) -> None:
+    body = json.dumps(message).encode()
+    data = memoryview(len(body).to_bytes(8, "big") + body)
+    with suppress(BrokenPipeError):  # the control plane is gone; the next read says so
+        while data:
+            data = data[os.write(fd, data) :]
+
+
+# --------------------------------------------------------------------------------------------------- a supervisor
+
+
+def prctl(option: int, argument: int | bytes) -> None:
+    if sys.platform == "linux":
+        libc.prctl(option, argument, 0, 0, 0)
+
+
+class Supervisor:
+    """One attempt of one rank, from the claim to the exit record."""
+
+    def __init__(self, server: ForkServer, request: StartRequest, task: RankTask) -> None:
+        self.server = server
+        self.request = request
+        self.task = task
+        self.directory = task["directory"]
+        self.rank_pid = 0
+        self.finished_at = 0.0
+        self.asked_to_stop = False
+        self.kill_at = NEVER
+        self.kill_pause = KILL_AGAIN_AFTER_S
+        self.log: LogLimit | None = None
+
+    def file(self, kind: str) -> str:
+        return f"{self.directory}/{self.task['attempt']}.{kind}"
+
+    def supervise(self) -> None:
+        self.wakeup = signals_as_bytes()
+        try:
+            claimed = self.claim()
+        except OSError as error:
+            self.tell(f"failed {error.strerror}")
+            return
+        if not claimed:
+            return
+        self.read_stop()
+        if self.asked_to_stop:
+            self.finish(exit_code=None)
+            return
+        problem = self.execute()
+        if problem is not None:
+            code, sentence = problem
+            self.finished_at = time.time()
+            self.finish(exit_code=code, start_error=sentence)
+            return
+        append(
+            self.record,
+            "running",
+            {"pid": self.rank_pid, "start": start_time(self.rank_pid), "started_at": time.time()},
+        )
+        self.tell("started")
+        status = self.wait()
+        if os.WIFSIGNALED(status):
+            number = os.WTERMSIG(status)
+            self.finish(exit_code=128 + number, signal_name=signal_name(number))
+        else:
+            self.finish(exit_code=os.WEXITSTATUS(status))
+
+    def claim(self) -> bool:
+        """Make this attempt ours, before anything is executed. False: it is somebody else's, or it shall never run.
+
+        The lock on the rank is held until we end, so that two attempts of one rank never run side by side, even if a
+        fork server of a control plane that was killed comes late.
+        """
+        try:
+            fresh = make_directory(self.directory)
+            self.directory_fd = os.open(self.directory, os.O_RDONLY)
+        except FileNotFoundError:
+            return False  # the whole run was removed meanwhile
+        try:
+            fcntl.flock(self.directory_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        if not fresh and any(attempt > self.task["attempt"] for attempt in claimed_attempts(self.directory)):
+            return False
+        me = {
+            "pid": os.getpid(),
+            "start": start_time(os.getpid()),
+            "boot": self.server.boot,
+            "claimed_at": time.time(),
+            "gpus": self.task["gpus"],
+            "cgroups": [group["path"] for group in self.task["cgroups"]],
+            "tombstone": False,
+        }
+        record = create_record(self.file("record"), [("claim", me)])
+        if record is None:
+            return False
+        self.record = record
+        return True
+
+    def execute(self) -> tuple[int, str] | None:
+        """Execute the rank's program. Returns an exit code and a sentence if that could not be done.
+
+        The rank gets its directory, control groups and limits by inheritance: we take them, spawn, and put them back.
+        A fork that sets them up itself would copy a good part of our memory first.
+        """
+        try:
+            log = os.open(self.file("log"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        except OSError as error:
+            return 126, f"cannot write the log: {error.strerror}"
+        self.log = LogLimit(log, self.directory_fd, self.request["log_limit"])
+        problem = enter(self.request["cwd"])
+        if problem is None:
+            groups = self.task["cgroups"]
+            joined = [group for group in groups if make_cgroup(group["path"]) and join_cgroup(group["path"])]
+            try:
+                with memory_rlimit(None if any(g["limits_memory"] for g in joined) else self.request["memory_limit"]):
+                    problem = self.spawn(log)
+            finally:
+                os.chdir("/")
+                if not all([join_cgroup(group["home"]) for group in joined]):
+                    self.task["kill_file"] = self.task["freezer"] = None  # it would hit us as well
+            problem = problem or self.set_limits(joined)
+        if problem is None:
+            self.log.arm()
+        return problem
+
+    def spawn(self, log: int) -> tuple[int, str] | None:
+        program = self.request["argv"][0]
+        env = {**self.request["env"], **self.task["env"]}
+        denied = False
+        for path in candidates(program, env.get("PATH", DEFAULT_PATH)):
+            try:
+                self.rank_pid = os.posix_spawn(
+                    path,
+                    self.request["argv"],
+                    env,
+                    file_actions=[
+                        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                        (os.POSIX_SPAWN_DUP2, log, 1),
+                        (os.POSIX_SPAWN_DUP2, log, 2),
+                    ],
+                    setsid=True,
+                    setsigmask=(),
+                    setsigdef=self.server.changed_signals,
+                )
+            except (FileNotFoundError, NotADirectoryError):
+                if os.path.isfile(path):
+                    return 127, f"the interpreter that {path} names in its first line is not there"
+            except PermissionError:
+                denied = True
+            except OSError as error:
+                return 126, exec_problem(program, error)
+            else:
+                return None
+        return (126, f"not executable: {program}") if denied else (127, f"no such program: {program}")
+
+    def set_limits(self, joined: list[CgroupTask]) -> tuple[int, str] | None:
+        """Limit the rank's groups, now that we are out of them: the kernel would choose us as the one to kill, too."""
+        for group in joined:
+            for name, value in group["settings"]:
+                path = os.path.join(group["path"], name)
+                if os.path.exists(path) and not write_file(path, value.encode()):
+                    self.kill_at = 0.0
+                    self.wait()
+                    return 126, f"cannot set its limit: {name} = {value}"
+        return None
+
+    def wait(self) -> int:
+        """Return the rank's wait status once it and all that it started are gone.
+
+        We are the subreaper: whatever the rank started, daemons too, is our child once its parents are gone. So "no
+        child is left" means that nothing is left at all.
+        """
+        status: int | None = None
+        while True:
+            left = True
+            while True:
+                try:
+                    pid, ended = os.waitpid(-1, os.WNOHANG)
+                except ChildProcessError:
+                    left = False
+                    break
+                if pid == 0:
+                    break
+                if pid == self.rank_pid:
+                    status, self.finished_at = ended, time.time()
+            if status is not None:
+                if not left:
+                    return status
+                if not self.asked_to_stop:
+                    self.kill_at = min(self.kill_at, time.monotonic())
+            if time.monotonic() >= self.kill_at:
+                self.kill_tree()
+                self.kill_at = time.monotonic() + self.kill_pause
+                self.kill_pause = min(2 * self.kill_pause, KILL_AGAIN_AT_MOST_S)
+            self.sleep(rank_runs=status is None)
+
+    def sleep(self, *, rank_runs: bool) -> None:
+        """Sleep until a child ended, somebody wants the rank stopped, output came, or a time has come."""
+        assert self.log is not None
+        until = min(self.kill_at, self.log.look_at)
+        arrived = self.wakeup.wait(until)
+        if rank_runs or self.asked_to_stop:
+            self.stop_if_asked(arrived)
+        if signal.SIGIO in arrived:
+            self.log.output_came()
+        if time.monotonic() >= self.log.look_at:
+            self.log.trim()
+
+    def stop_if_asked(self, arrived: bytes) -> None:
+        """SIGTERM: there is a file that says so. SIGUSR1: there was no room on the disk for one."""
+        asked_before = self.asked_to_stop
+        if signal.SIGTERM in arrived:
+            self.read_stop()
+        if signal.SIGUSR1 in arrived:
+            self.take_stop(self.request["grace"])
+        if self.asked_to_stop and not asked_before:
+            send_to_group(self.rank_pid, signal.SIGTERM)
+
+    def read_stop(self) -> None:
+        with suppress(FileNotFoundError):
+            self.take_stop(float(json.loads(read_file(self.file("stop")))["grace"]))
+
+    def take_stop(self, grace: float) -> None:
+        """A later stop may shorten the grace, never lengthen it."""
+        self.asked_to_stop = True
+        self.kill_at = min(self.kill_at, time.monotonic() + grace)
+
+    def kill_tree(self) -> None:
+        """SIGKILL to everything that the rank started. The cgroup catches what forks meanwhile; the walk, the rest."""
+        killed = kill_cgroup(self.task["kill_file"]) or kill_frozen(self.task["freezer"])
+        if not killed or self.kill_pause > KILL_AGAIN_AFTER_S:
+            for pid in descendants(os.getpid()):
+                with suppress(OSError):  # gone meanwhile
+                    os.kill(pid, signal.SIGKILL)
+
+    def finish(self, *, exit_code: int | None, signal_name: str | None = None, start_error: str | None = None) -> None:
+        """Write the exit record, whatever it takes: nobody else knows how the rank ended."""
+        oom_kills = read_oom_kills(self.task["memory_events"])
+        record = {
+            "exit_code": exit_code,
+            "signal": signal_name,
+            "reason": reason_of(exit_code, signal_name, oom_kills, self.asked_to_stop, start_error),
+            "finished_at": self.finished_at or time.time(),
+            "oom_kills": oom_kills,
+            "stopped": self.asked_to_stop,
+            "by_platform": False,
+            "start_error": start_error,
+        }
+        while True:
+            try:
+                append(self.record, "exit", record)
+                break
+            except OSError:
+                time.sleep(TRY_TO_WRITE_AGAIN_S)
+        fcntl.flock(self.directory_fd, fcntl.LOCK_UN)  # whoever hears of the end may start the next attempt at once
+        # Readers first, then the disk: a line that a power cut takes away reads as "nobody knows", never as a lie.
+        self.tell("ended")
+        with suppress(OSError):  # nothing better can be done about a failing disk here
+            os.fsync(self.record)
+        for group in reversed(self.task["cgroups"]):
+            remove_cgroup(group["path"])
+
+    def tell(self, what: str) -> None:
+        """Wake the control plane, if there is one. It looks at the files itself, so a lost message costs only time."""
+        task = self.task
+        try:
+            fd = os.open(self.request["wake"], os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:
+            return
+        with suppress(OSError):
+            os.write(fd, f"{task['instance']} {task['rank']} {task['attempt']} {what}\n".encode())
+        os.close(fd)
+
+
+def reason_of(
+    exit_code: int | None, signal_name: str | None, oom_kills: int, stopped: bool, start_error: str | None
+) -> str:
+    """Why it ended, by evidence only."""
+    if stopped:
+        return "Cancelled"
+    if start_error is not None:
+        return "StartError"
+    if exit_code == 0:
+        return "Completed"
+    if oom_kills:
+        return "OOMKilled"
+    return signal_name or "Error"
+
+
+# ------------------------------------------------------------------------------------------- before the rank's exec
+
+
+def changed_signals() -> list[int]:
+    """Those that do not do what they do by default: by Python's doing, by ours, or since somebody started us so."""
+    return [number for number in signal.valid_signals() if signal.getsignal(number) not in (signal.SIG_DFL, None)]
+
+
+def enter(directory: str) -> tuple[int, str] | None:
+    try:
+        os.chdir(directory)
+    except FileNotFoundError:
+        return 127, f"no such directory: {directory}"
+    except NotADirectoryError:
+        return 127, f"not a directory: {directory}"
+    except OSError as error:
+        return 126, f"cannot enter directory {directory}: {error.strerror}"
+    return None
+
+
+@contextmanager
+def memory_rlimit(limit: int | None) -> Iterator[None]:
+    """Where no control group limits memory, the kernel's limit per process has to do."""
+    if limit is None:
+        yield
+        return
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    with suppress(OSError, ValueError):  # more than this user may have: then the machine's own limit stands
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def candidates(program: str, path: str) -> list[str]:
+    """Where the program is, in the order of PATH."""
+    if "/" in program:
+        return [program]
+    places = [os.path.join(directory or ".", program) for directory in path.split(":")]
+    return [place for place in places if os.path.isfile(place)]
+
+
+def exec_problem(program: str, error: OSError) -> str:
+    if error.errno == errno.ENOEXEC:
+        return f"not a program: {program} (it has neither a known binary format nor a #! line)"
+    if error.errno == errno.E2BIG:
+        return "the arguments and the environment together are longer than the kernel takes"
+    return f"cannot execute {program}: {error.strerror}"
+
+
+# ------------------------------------------------------------------------------------------------------- signals
+
+
+class Wakeups:
+    """Signals as something to wait for, without a moment in which one could be missed."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.poll = select.poll()
+        self.poll.register(fd, select.POLLIN)
+
+    def wait(self, until: float) -> bytes:
+        """The numbers of the signals that arrived; empty if `until` (monotonic) came first."""
+        timeout = None if until == NEVER else max(0, min(2**31 - 1, int((until - time.monotonic()) * 1000) + 1))
+        return os.read(self.fd, 4096) if self.poll.poll(timeout) else b""
+
+
+def signals_as_bytes() -> Wakeups:
+    fd, end = os.pipe()
+    os.set_blocking(end, False)
+    signal.set_wakeup_fd(end, warn_on_full_buffer=False)
+    for number in WOKEN_BY:
+        signal.signal(number, lambda *_: None)
+    return Wakeups(fd)
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def send_to_group(group: int, number: int) -> None:
+    with suppress(OSError):  # gone meanwhile, or another user's by now
+        os.killpg(group, number)
+
+
+# ------------------------------------------------------------------------------------------------- files and records
+
+
+def create_record(path: str, lines: list[tuple[str, dict[str, Any]]]) -> int | None:
+    """Make the record of an attempt, whole and exclusively. Returns it open for appending; None: it was there."""
+    draft = f"{path}.{os.getpid()}"
+    fd = os.open(draft, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        for what, fields in lines:
+            append(fd, what, fields)
+        os.link(draft, path)
+    except FileExistsError:
+        os.close(fd)
+        return None
+    finally:
+        os.unlink(draft)
+    return fd
+
+
+def append(record: int, what: str, fields: dict[str, Any]) -> None:
+    line = json.dumps({"format": FORMAT, "what": what, **fields}).encode() + b"\n"
+    written = os.write(record, line)
+    if written < len(line):
+        os.ftruncate(record, os.fstat(record).st_size - written)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def make_directory(path: str) -> bool:
+    """False if it was there already."""
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        return False
+    return True
+
+
+def write_file(path: str, data: bytes) -> bool:
+    try:
+        fd = os.open(path, os.O_WRONLY)
+    except OSError:
+        return False
+    try:
+        os.write(fd, data)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def read_file(path: str) -> bytes:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(fd, 1 << 16)
+    finally:
+        os.close(fd)
+
+
+def claimed_attempts(rank_directory: str) -> Iterator[int]:
+    for name in os.listdir(rank_directory):
+        number, _, kind = name.partition(".")
+        if kind == "record":
+            yield int(number)
+
+
+class LogLimit:
+    """Keeps the log's use of the disk bounded by giving the old part's blocks back; offsets stay what they were.
+
+    The kernel tells of the next write with a signal (dnotify: one shot, no inotify instance of which users have few),
+    and it is told again a second later at the earliest. So a silent rank costs nothing.
+    """
+
+    def __init__(self, log: int, directory: int, limit: int) -> None:
+        self.log = log
+        self.limit = limit
+        self.freed = 0
+        self.look_at = NEVER
+        self.looked_at = 0.0
+        self.directory = directory
+
+    def arm(self) -> None:
+        try:
+            fcntl.fcntl(self.directory, fcntl.F_NOTIFY, fcntl.DN_MODIFY)
+        except (OSError, AttributeError):
+            self.look_at = time.monotonic() + 30 * LOOK_AT_LOG_EVERY_S
+
+    def output_came(self) -> None:
+        self.look_at = max(time.monotonic(), self.looked_at + LOOK_AT_LOG_EVERY_S)
+
+    def trim(self) -> None:
+        self.looked_at, self.look_at = time.monotonic(), NEVER
+        self.arm()  # before the look: what is written after it is told of
+        end = (os.fstat(self.log).st_size - self.limit) // BLOCK * BLOCK
+        if end - self.freed >= max(BLOCK, self.limit // 16) and self.free(end):
+            self.freed = end
+
+    def free(self, end: int) -> bool:
+        if sys.platform != "linux":
+            return False
+        mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
+        return bool(libc.fallocate(self.log, mode, ctypes.c_long(0), ctypes.c_long(end)) == 0)
+
+
+# ----------------------------------------------------------------------------------------------- processes, cgroups
+
+
+def boot() -> str:
+    """Names this boot and this pid namespace: within it a pid with its start time is one process for ever."""
+    try:
+        boot_id = read_file("/proc/sys/kernel/random/boot_id").decode().strip()
+        return f"{boot_id} {os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return ""
+
+
+def start_time(pid: int) -> int:
+    """When the process started, in ticks since boot; 0 where the system does not say."""
+    try:
+        return int(read_file(f"/proc/{pid}/stat").rpartition(b")")[2].split()[19])
+    except OSError:
+        return 0
+
+
+def descendants(root: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc") if sys.platform == "linux" else ():
+        if name.isdigit():
+            try:
+                parent = int(read_file(f"/proc/{name}/stat").rpartition(b")")[2].split()[1])
+            except OSError:
+                continue
+            children.setdefault(parent, []).append(int(name))
+    found = children.get(root, [])
+    for pid in found:
+        found += children.get(pid, [])
+    return found
+
+
+def make_cgroup(path: str) -> bool:
+    try:
+        os.mkdir(path)
+    except FileExistsError:
+        pass
+    except OSError:
+        return False
+    return True
+
+
+def join_cgroup(path: str) -> bool:
+    return write_file(os.path.join(path, "cgroup.procs"), b"0")
+
+
+def remove_cgroup(path: str) -> None:
+    """Remove the group and those that the rank made below it. One that is still in use stays for `remove()`."""
+    try:
+        os.rmdir(path)
+        return
+    except OSError:
+        pass
+    for directory, _, _ in os.walk(path, topdown=False):
+        with suppress(OSError):
+            os.rmdir(directory)
+
+
+def kill_cgroup(kill_file: str | None) -> bool:
+    return kill_file is not None and write_file(kill_file, b"1")
+
+
+def kill_frozen(freezer: str | None) -> bool:
+    """Kill all members while none of them can fork."""
+    if freezer is None or not write_file(os.path.join(freezer, "freezer.state"), b"FROZEN"):
+        return False
+    try:
+        for pid in read_file(os.path.join(freezer, "cgroup.procs")).split():
+            os.kill(int(pid), signal.SIGKILL)
+    except OSError:
+        return False
+    finally:
+        write_file(os.path.join(freezer, "freezer.state"), b"THAWED")
+    return True
+
+
+def read_oom_kills(path: str | None) -> int:
+    if path is None:
+        return 0
+    try:
+        lines = read_file(path).decode().splitlines()
+    except OSError:
+        return 0
+    return sum(int(value) for name, _, value in (line.partition(" ") for line in lines) if name == "oom_kill")
+
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    ForkServer(control=0).serve()

@@ -1,0 +1,53 @@
+"""What the control plane tells the fork server about the ranks to start: the shape of one request and its answer."""
+
+from typing import TypedDict
+
+
+class CgroupTask(TypedDict):
+    """One control group to make. `settings` are (file, value); a file that is not there is left out.
+
+    `home` is the group that the supervisor came from and goes back to.
+    """
+
+    path: str
+    home: str
+    settings: list[tuple[str, str]]
+    limits_memory: bool
+
+
+class RankTask(TypedDict):
+    """One rank to start, with its files in `directory`. `env` is added to the request's; nothing of it goes to disk."""
+
+    instance: str
+    rank: int
+    attempt: int
+    directory: str
+    env: dict[str, str]
+    gpus: list[str]
+    cgroups: list[CgroupTask]
+    memory_events: str | None
+    kill_file: str | None
+    freezer: str | None
+
+
+class StartRequest(TypedDict):
+    """Ranks of one run. `memory_limit` is for machines that limit no memory by control groups.
+
+    `grace` is for a stop that could not say its own, the disk being full.
+    """
+
+    argv: list[str]
+    env: dict[str, str]
+    cwd: str
+    grace: float
+    memory_limit: int | None
+    log_limit: int
+    wake: str
+    ranks: list[RankTask]
+
+
+class StartReply(TypedDict):
+    """The supervisors' pids in the order of the ranks, as far as it got; `error` says why it stopped."""
+
+    pids: list[int]
+    error: str | None

@@ -1,0 +1,131 @@
+"""No rank ever runs twice, whoever starts it, however often, and whenever."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from basilica.core.errors import RuntimeUnavailable
+from basilica.core.seen import Sight
+from basilica.ports import Run
+from tests.runtime_local.machine import Machine, sh
+
+COUNTED = sh('echo started >> "$BASILICA_CHECKPOINT_DIR/starts-$RANK"; exit 0')
+
+
+def starts(machine: Machine, run: Run, rank: int = 0) -> int:
+    return len((machine.layout.checkpoints(run.instance) / f"starts-{rank}").read_text().splitlines())
+
+
+async def test_launching_twice_starts_once(machine: Machine) -> None:
+    async with machine.control_plane():
+        run = machine.run(COUNTED)
+        await asyncio.gather(*(machine.launch(run) for _ in range(5)))
+        await machine.until_ended(run)
+        await machine.launch(run)
+        assert starts(machine, run) == 1
+
+
+async def test_of_many_control_planes_at_a_time_one_starts_the_rank(machine: Machine) -> None:
+    """Not allowed, and survived: the claim is on disk, not in anybody's memory."""
+    run = machine.run(COUNTED)
+    others = [Machine(machine.state_dir) for _ in range(4)]
+    for other in others:
+        other.mark = machine.mark
+    async with asyncio.TaskGroup() as group:
+        for other in others:
+            group.create_task(_launch_once(other, run))
+    assert [starts(machine, run, rank) for rank in range(4)] == [1, 1, 1, 1]
+
+
+async def _launch_once(machine: Machine, run: Run) -> None:
+    async with machine.control_plane() as runtime:
+        await machine.launch(run, 0, 1, 2, 3)
+        while sum(seen.sight is Sight.ENDED for seen in (await runtime.observe(run)).ranks) < 4:
+            await machine.launch(run, 0, 1, 2, 3)
+            await asyncio.sleep(0.005)  # the wake-ups go to only one of the four
+
+
+async def test_a_new_attempt_waits_for_the_end_of_the_old_one(machine: Machine) -> None:
+    async with machine.control_plane():
+        run = machine.run(sh("echo attempt $BASILICA_ATTEMPT; exec sleep 1000"))
+        await machine.launch(run)
+        await machine.until_running(run)
+        await machine.launch(run, attempt=2)
+        assert await machine.seen(run, attempt=2) is None
+        assert len(machine.ranks()) == 1
+        await machine.stop(run)
+        await machine.until_ended(run)
+        await machine.launch(run, attempt=2)
+        await machine.until_running(run, attempt=2)
+        first = await machine.seen(run, attempt=1)
+        assert first is not None
+        assert first.sight is Sight.ENDED
+        await machine.stop(run, attempt=2)
+        await machine.until_ended(run, attempt=2)
+
+
+async def test_an_old_attempt_does_not_start_after_a_newer_one(machine: Machine) -> None:
+    async with machine.control_plane():
+        run = machine.run(COUNTED)
+        await machine.launch(run, attempt=2)
+        await machine.until_ended(run, attempt=2)
+        await machine.launch(run, attempt=1)
+        assert await machine.seen(run, attempt=1) is None
+    async with machine.control_plane() as runtime:  # nor if a late fork server is asked behind the table's back
+        runtime._runs[run.instance] = {}
+        await machine.launch(run, attempt=1)
+        await machine.until_ended(run, attempt=2)
+    assert starts(machine, run) == 1
+
+
+async def test_two_attempts_never_run_side_by_side(machine: Machine) -> None:
+    async with machine.control_plane() as runtime:
+        run = machine.run(sh("exec sleep 1000"))
+        await machine.launch(run)
+        await machine.until_running(run)
+        adopted = runtime._runs[run.instance]
+        runtime._runs[run.instance] = {}  # as if the first had been claimed behind our back
+        await machine.launch(run, attempt=2)
+        await machine.until_running(run, attempt=1)  # the failed claim made it look again
+        assert await machine.seen(run, attempt=2) is None
+        assert len(machine.ranks()) == 1
+        for attempt in adopted.values():
+            attempt.unwatch()
+        await machine.stop(run)
+        await machine.until_ended(run)
+
+
+async def test_an_attempt_that_cannot_be_claimed_says_why_and_may_be_tried_again(machine: Machine) -> None:
+    async with machine.control_plane():
+        run = machine.run(COUNTED)
+        rank = machine.layout.rank(run.instance, 0)
+        rank.parent.mkdir(parents=True)
+        rank.write_text("in the way")
+        await machine.launch(run)
+        async with asyncio.timeout(10):
+            while await machine.seen(run) is not None:
+                machine.woken.clear()
+                await machine.woken.wait()
+        with pytest.raises(RuntimeUnavailable, match="Not a directory"):
+            await machine.launch(run)
+        rank.unlink()
+        assert (await machine.outcome(run)).exit_code == 0
+
+
+async def test_a_removed_run_leaves_nothing_and_may_not_be_removed_alive(machine: Machine) -> None:
+    async with machine.control_plane() as runtime:
+        run = machine.run(sh("exec sleep 1000"))
+        await machine.launch(run)
+        await machine.until_running(run)
+        with pytest.raises(RuntimeUnavailable, match="has not ended yet"):
+            await runtime.remove(run)
+        cgroups = machine.record(run).claim.cgroups
+        await machine.stop(run)
+        await machine.until_ended(run)
+        await runtime.remove(run)
+        await runtime.remove(run)
+        assert (await runtime.observe(run)).ranks == ()
+        assert machine.layout.instances() == []
+    assert machine.nothing_left()
+    assert not [path for path in cgroups if Path(path).exists()]
