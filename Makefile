@@ -44,7 +44,7 @@ fmt: setup
 
 # What is generated from the code and checked in: made anew, and compared as whole files.
 verify: setup
-	$(BIN)/python -m tests.docs.generate
+	$(BIN)/python -m tools.reference
 	git diff --exit-code -- docs
 
 bench: setup

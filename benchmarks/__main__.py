@@ -1,0 +1,30 @@
+"""`python -m benchmarks [NAME…]`: measure, and print each figure beside its goal."""
+
+import json
+import os
+import platform
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks import gang, idle, throughput, wakeup
+from benchmarks.harness import Figure
+
+ALL = {"gang": gang, "wakeup": wakeup, "throughput": throughput, "idle": idle}
+
+
+def main(names: list[str]) -> None:
+    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}", flush=True)
+    figures: list[Figure] = []
+    for name in names or list(ALL):
+        print(f"{name}: {(ALL[name].__doc__ or '').splitlines()[0]}", flush=True)
+        for figure in ALL[name].run():
+            print(figure, flush=True)
+            figures.append(figure)
+    results = os.environ.get("BENCH_RESULTS")
+    if results:
+        Path(results).write_text(json.dumps([asdict(f) for f in figures], indent=1))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
