@@ -1,0 +1,136 @@
+"""Writes the reference pages from the code: `python -m tools.reference`. `make verify` compares them as whole files."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import typer
+
+from basilica.cli.main import app as cli
+from basilica.server.app import build_app
+from basilica.server.control import ControlPlane, Settings
+from basilica.server.metrics import Metrics
+from basilica.server.serve import SystemClock
+from basilica.stores.memory import MemoryKeys, MemoryStore
+from basilica.testing.fake_runtime import FakeRuntime
+
+DOCS = Path(__file__).parents[1] / "docs" / "reference"
+NOTICE = "<!-- Written by `make verify` from the code; edit that. -->\n\n"
+
+
+def pages() -> dict[Path, str]:
+    """Every generated file with its contents."""
+    document = openapi()
+    return {
+        DOCS / "rest.md": NOTICE + rest_page(document),
+        DOCS / "openapi.json": json.dumps(document, indent=1, sort_keys=True) + "\n",
+        DOCS / "cli.md": NOTICE + cli_page(),
+    }
+
+
+def openapi() -> dict[str, Any]:
+    plane = ControlPlane(MemoryStore(), FakeRuntime(), SystemClock(), Settings())
+    return build_app(plane, MemoryKeys(), Metrics(), asyncio.Event()).openapi()
+
+
+def rest_page(document: dict[str, Any]) -> str:
+    lines = [
+        "# REST API",
+        "",
+        "JSON over HTTP, with `Authorization: Bearer KEY`. The whole of it, with every field, is in",
+        "[openapi.json](openapi.json), which a server also answers at `/openapi.json`.",
+        "",
+        'Errors have one shape: `{"error": {"code", "message", "timestamp", "retryable", "details"}}`.',
+        "",
+    ]
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            lines += [f"## {method.upper()} {path}", ""]
+            lines += [operation.get("description", operation["summary"]), ""]
+            parameters = [p for p in operation.get("parameters", ()) if p["in"] != "path"]
+            if parameters:
+                lines += ["| parameter | in | type | default |", "|---|---|---|---|"]
+                lines += [_parameter(p) for p in parameters]
+                lines += [""]
+            body = operation.get("requestBody")
+            if body:
+                lines += [*_body(document, body), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _parameter(parameter: dict[str, Any]) -> str:
+    schema = parameter["schema"]
+    default = schema.get("default", "")
+    return f"| `{parameter['name']}` | {parameter['in']} | {_type(schema)} | {default} |"
+
+
+def _body(document: dict[str, Any], body: dict[str, Any]) -> list[str]:
+    lines = ["Body:", "", "| field | type | default |", "|---|---|---|"]
+    schema = body["content"]["application/json"]["schema"]
+    return lines + _fields(document, schema["$ref"], "")
+
+
+def _fields(document: dict[str, Any], reference: str, prefix: str) -> list[str]:
+    schema = document["components"]["schemas"][reference.rpartition("/")[2]]
+    rows = []
+    for name, field in schema.get("properties", {}).items():
+        nested = _reference(field)
+        if nested:
+            rows += _fields(document, nested, f"{prefix}{name}.")
+        else:
+            required = "required" if name in schema.get("required", ()) else json.dumps(field.get("default"))
+            rows.append(f"| `{prefix}{name}` | {_type(field)} | {required} |")
+    return rows
+
+
+def _reference(field: dict[str, Any]) -> str | None:
+    for option in (field, *field.get("anyOf", ())):
+        if "$ref" in option:
+            return str(option["$ref"])
+    return None
+
+
+def _type(schema: dict[str, Any]) -> str:
+    if "anyOf" in schema:
+        return " or ".join(_type(s) for s in schema["anyOf"] if s.get("type") != "null")
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"])
+    kind = str(schema.get("type", "any"))
+    if kind == "array":
+        return f"list of {_type(schema['items'])}"
+    if kind == "object":
+        return "map of strings"
+    return kind
+
+
+def cli_page() -> str:
+    command = typer.main.get_command(cli)
+    lines = ["# Command line", ""]
+    for name, sub in _walk(command, "basilica"):
+        context = click.Context(sub, info_name=name, terminal_width=100, max_content_width=100)
+        lines += [f"## {name}", "", "```text", sub.get_help(context).rstrip(), "```", ""]
+    lines += [
+        "## Exit codes",
+        "",
+        "| code | meaning |",
+        "|---|---|",
+        "| 0 | done |",
+        "| 1 | an error, told in one line on stderr |",
+        "| 2 | wrong usage |",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _walk(command: Any, name: str) -> list[tuple[str, Any]]:
+    found = [(name, command)]
+    for sub in getattr(command, "commands", {}).values():
+        found += _walk(sub, f"{name} {sub.name}")
+    return found
+
+
+if __name__ == "__main__":
+    for path, text in pages().items():
+        path.write_text(text)
+        print(path.relative_to(DOCS.parents[1]))
