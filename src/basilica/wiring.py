@@ -6,9 +6,8 @@ import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from basilica.core.errors import ValidationError
 from basilica.runtimes.local.runtime import LocalRuntime
-from basilica.server.auth import digest_of, key_record
+from basilica.server.auth import check_key, digest_of, key_record
 from basilica.server.control import Settings
 from basilica.server.serve import DEFAULT_USER, CannotServe, Listen, Parts, SystemClock, serve
 from basilica.stores.keys import SqliteKeys
@@ -65,8 +64,7 @@ async def serve_embedded(
         async with open_keys(state_dir) as keys:
             clock = SystemClock()
             if api_key is not None:
-                if not api_key:
-                    raise ValidationError("api key", api_key, "is empty")
+                api_key = check_key(api_key)
                 if await keys.find_key(digest_of(api_key)) is None:
                     await keys.add_key(key_record(api_key, DEFAULT_USER, clock.now(), note="given at the start"))
             runtime = LocalRuntime(state_dir)

@@ -1,7 +1,9 @@
 """`basilica doctor`: what this machine can do, and what to install for the rest."""
 
+import asyncio
 import importlib.util
 import json
+import os
 import platform
 import shutil
 import sys
@@ -27,16 +29,22 @@ class Finding:
 def doctor(
     as_json: Json = False, strict: Annotated[bool, typer.Option(help="Exit 1 if anything is missing.")] = False
 ) -> None:
-    """Say what this machine can do (cgroups, GPUs, etcd, torchrun) and what to install for the rest."""
+    """Say what this machine can do (cgroups, GPUs, etcd, torchrun) and what to install for the rest.
+
+    \b
+    Example:
+      basilica doctor --strict
+    """
     findings = list(examine())
     if as_json:
         typer.echo(json.dumps([asdict(f) for f in findings]))
     else:
+        width = max(len(finding.name) for finding in findings)
         for finding in findings:
             mark = "ok     " if finding.ok else "missing"
-            typer.echo(f"{mark}  {finding.name:14} {finding.detail}")
+            typer.echo(f"{mark}  {finding.name:{width}}  {finding.detail}")
             if finding.hint and not finding.ok:
-                typer.echo(f"{'':9}{'':14} -> {finding.hint}")
+                typer.echo(f"{'':9}{'':{width}}  -> {finding.hint}")
     if strict and not all(f.ok for f in findings):
         raise typer.Exit(1)
 
@@ -46,9 +54,11 @@ def examine() -> Iterator[Finding]:
     yield Finding("platform", linux, f"{platform.system()} {platform.release()}", "Linux is what is supported")
     version = platform.python_version()
     yield Finding("python", sys.version_info >= (3, 11), version, "Python 3.11 or newer")
-    from basilica.runtimes.local.capabilities import capabilities
+    from basilica.runtimes.local import cgroups, gpus
+    from basilica.runtimes.local.capabilities import capabilities_of
 
-    for ability in capabilities():
+    groups = cgroups.find({os.getpid()}.__contains__)
+    for ability in capabilities_of(groups, asyncio.run(gpus.ask_nvidia_smi())):
         yield Finding(ability.name, ability.available, ability.detail, ability.remedy)
     etcd = shutil.which("etcd")
     yield Finding(

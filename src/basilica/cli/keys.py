@@ -41,7 +41,12 @@ def create(
 
 @app.command("list")
 def list_keys(state_dir: StateDir = None, as_json: Json = False) -> None:
-    """List keys, without the keys themselves."""
+    """List keys, without the keys themselves.
+
+    \b
+    Example:
+      basilica keys list --json
+    """
     from basilica.wire.base import rfc3339
     from basilica.wiring import default_state_dir, open_keys
 
@@ -63,9 +68,16 @@ def list_keys(state_dir: StateDir = None, as_json: Json = False) -> None:
 
 @app.command("revoke")
 def revoke(
-    id: Annotated[str, typer.Argument(help="The key's id, from `basilica keys list`.")], state_dir: StateDir = None
+    id: Annotated[str, typer.Argument(help="The key's id, from `basilica keys list`.")],
+    state_dir: StateDir = None,
+    as_json: Json = False,
 ) -> None:
-    """Revoke a key; it stops working at once."""
+    """Revoke a key; it stops working at once.
+
+    \b
+    Example:
+      basilica keys revoke 3f9c0a1b2d4e
+    """
     from basilica.wiring import default_state_dir, open_keys
 
     async def remove() -> bool:
@@ -75,4 +87,4 @@ def revoke(
     if not asyncio.run(remove()):
         typer.echo(f"basilica: no key has the id {id!r}; see 'basilica keys list'", err=True)
         raise typer.Exit(1)
-    typer.echo(f"revoked {id}")
+    typer.echo(json.dumps({"id": id, "revoked": True}) if as_json else f"revoked {id}")

@@ -122,9 +122,14 @@ def name_ranks(ranks: Iterable[int]) -> str:
             spans.append([rank, rank])
     if len(spans) == 1 and spans[0][0] == spans[0][1]:
         return f"rank {spans[0][0]}"
-    parts: list[str] = []
+    parts: list[tuple[str, int]] = []  # with how many ranks each names
     for low, high in spans:
-        parts += [str(low)] if low == high else [str(low), str(high)] if high == low + 1 else [f"{low}-{high}"]
+        if high == low + 1:
+            parts += [(str(low), 1), (str(high), 1)]
+        else:
+            parts.append((str(low) if low == high else f"{low}-{high}", high - low + 1))
     if len(parts) > 8:
-        parts = [*parts[:7], f"{len(parts) - 7} more"]
-    return f"ranks {', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else f"ranks {parts[0]}"
+        rest = sum(count for _, count in parts[7:])
+        parts = [*parts[:7], (f"{rest} more", rest)]
+    *most, last = (text for text, _ in parts)
+    return f"ranks {', '.join(most)} and {last}" if most else f"ranks {last}"

@@ -108,7 +108,7 @@ class _Turn:
                 self.say(reason, message, warning=True)
 
     def _fence(self, seen: SeenRank) -> None:
-        """What the book does not know, or holds for ended (the stop of a rank that was lost may be lost too), must go."""
+        """What the book does not know, or holds for ended (its last stop may have been lost), must not stay."""
         if seen.sight is not Sight.ENDED:
             self.strangers += 1
             self.actions.append(Stop(seen.rank, seen.attempt, self.spec.grace_seconds))
@@ -154,8 +154,8 @@ class _Turn:
 
     def _end(self, rank: RankStatus, ended: Ended) -> None:
         """Book one ended attempt. Its exit is recorded where it can change no more."""
-        terminal_at = self.status.terminal_at
-        until = ended.finished_at if terminal_at is None else min(ended.finished_at, terminal_at)
+        now_or_end = self.now if self.status.terminal_at is None else self.status.terminal_at
+        until = min(ended.finished_at, now_or_end)  # a node's clock may be ahead
         usage, rank = metering.close(self.status.usage, rank, until)
         self.status = replace(self.status, usage=usage)
         in_world = rank.rank < self.status.world_target

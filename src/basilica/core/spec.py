@@ -114,6 +114,8 @@ class DeploymentSpec:
         _check_env(self.secrets, "secrets")
         _check_env(self.nccl_env, "distributed.nccl.env")
         _check_range(self.port, "port", 1, 65535)
+        if self.rendezvous_port is not None:
+            _check_range(self.rendezvous_port, "distributed.rendezvous.port", 1, 65535)
         _check_range(self.max_restarts, "distributed.maxRestarts", 0, 1_000_000)
         _check_range(self.grace_seconds, "distributed.graceSeconds", 0, 86400)
         for value, name in (

@@ -34,10 +34,10 @@ def _reasons(wanted: list[RankStatus], spec: DeploymentSpec, status: DeploymentS
             notes.setdefault(rank.note, []).append(rank)
         elif rank.phase is RankPhase.WAITING and rank.restart_at is not None:
             left = max(0.0, rank.restart_at - now)
-            last = next((e for e in reversed(status.failures) if e.rank == rank.rank), None)
-            cause = f", which {policy.describe_exit(last)}," if last else ""
-            budget = f"restart {rank.restarts} of {spec.max_restarts}"
-            reasons.append(f"rank {rank.rank}{cause} to start again in {left:.0f} s ({budget})")
+            last = [e for e in status.failures if (e.rank, e.attempt) == (rank.rank, rank.attempt - 1)]
+            cause = f"which {policy.describe_exit(last[-1])}" if last else "which was lost through no fault of its own"
+            budget = f" (restart {rank.restarts} of {spec.max_restarts})" if last else ""
+            reasons.append(f"rank {rank.rank}, {cause}, to start again in {left:.0f} s{budget}")
     for note, ranks in notes.items():
         reasons.append(f"{_name(ranks)}: {note}" if note else f"{_name(ranks)} to start")
     unlaunched = [r for r in wanted if r.phase is RankPhase.WAITING and r.restart_at is None]
@@ -46,7 +46,7 @@ def _reasons(wanted: list[RankStatus], spec: DeploymentSpec, status: DeploymentS
     if unlaunched:
         reasons.append(f"{_name(unlaunched)} to be launched")
     if stopping:
-        reasons.append(f"{_name(stopping)} to stop before it starts again with the new world size")
+        reasons.append(f"{_name(stopping)} to stop, and then to start again")
     if missing:
         reasons.append(f"a sign of {_name(missing)}: not seen in the last look")
     return reasons

@@ -3,8 +3,9 @@
 import asyncio
 import logging
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -31,14 +32,15 @@ def build_app(plane: ControlPlane, keys: Keys, metrics: Metrics, closing: asynci
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.include_router(build_router(plane, metrics, closing))
+    router = build_router(plane, metrics, closing)
+    app.include_router(router)
     app.add_middleware(Gate, keys=keys, metrics=metrics)
-    _answer_errors(app)
+    _answer_errors(app, router)
     describe(app)
     return app
 
 
-def _answer_errors(app: FastAPI) -> None:
+def _answer_errors(app: FastAPI, router: APIRouter) -> None:
     @app.exception_handler(BasilicaError)
     async def known(_: Request, error: BasilicaError) -> Response:
         if status_of(error) >= 500:
@@ -55,6 +57,8 @@ def _answer_errors(app: FastAPI) -> None:
     async def of_http(request: Request, error: HTTPException) -> Response:
         response = plain(error.status_code, f"{request.method} {request.url.path[:200]}: {error.detail}")
         response.headers.update(error.headers or {})
+        if error.status_code == 405:
+            response.headers["Allow"] = ", ".join(_methods(router, request.scope["path"]))
         return response
 
     @app.exception_handler(Exception)
@@ -63,3 +67,9 @@ def _answer_errors(app: FastAPI) -> None:
             raise error
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
         return problem(500, BasilicaError.code, "internal error; the server's log has the details")
+
+
+def _methods(router: APIRouter, path: str) -> list[str]:
+    """What a path can be asked with; the framework names only the methods of the first route that fits."""
+    fitting = [r for r in router.routes if isinstance(r, APIRoute) and r.path_regex.match(path)]
+    return sorted({method for route in fitting for method in route.methods or ()})

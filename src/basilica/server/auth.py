@@ -3,7 +3,7 @@
 import hashlib
 import secrets
 
-from basilica.core.errors import AuthenticationError
+from basilica.core.errors import AuthenticationError, ValidationError
 from basilica.core.names import check_user
 from basilica.ports import ApiKey, Keys
 
@@ -26,6 +26,16 @@ def new_key() -> str:
 def key_record(key: str, user: str, now: float, note: str = "") -> ApiKey:
     digest = digest_of(key)
     return ApiKey(id=digest[:12], user=check_user(user), digest=digest, created_at=now, note=note)
+
+
+def check_key(key: str) -> str:
+    """A key that somebody chose, without the white space around it; it must fit into a header."""
+    key = key.strip()
+    if not key:
+        raise ValidationError("API key", "nothing", "is empty")
+    if not (key.isascii() and key.isprintable() and " " not in key):
+        raise ValidationError("API key", f"{len(key)} characters", "must be printable ASCII without spaces")
+    return key
 
 
 async def authenticate(keys: Keys, header: str | None) -> str:

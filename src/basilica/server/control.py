@@ -96,20 +96,10 @@ class ControlPlane:
         found = await self.get(user, name)
         return await self.store.change_spec(found.instance, change)
 
-    async def delete(self, user: str, name: str, wait: float) -> tuple[Deployment, bool]:
-        """End the run and remove its record; True if all of it is gone within `wait` seconds."""
+    async def delete(self, user: str, name: str) -> Deployment:
+        """End the run; its record is removed when nothing of it runs any more."""
         found = await self.get(user, name)
-        deployment = await self.store.change_spec(found.instance, lambda d: d.spec.ended_by(Wanted.DELETE))
-        deadline = self.clock.now() + wait
-        version = deployment.version
-        try:
-            while (left := deadline - self.clock.now()) > 0:
-                changed = await self.store.wait_change(deployment.instance, version, left)
-                if changed is not None:
-                    version = changed.version
-        except DeploymentNotFound:
-            return deployment, True
-        return deployment, False
+        return await self.store.change_spec(found.instance, lambda d: d.spec.ended_by(Wanted.DELETE))
 
     async def prune(self, user: str, older_than: float) -> list[str]:
         """Delete the user's runs that ended more than `older_than` seconds ago."""

@@ -34,6 +34,8 @@ async def answer_logs(
     run = run_of(deployment)
     known = {r.rank for r in deployment.status.ranks}
     cursors = dict(query.cursors)
+    for rank, cursor in cursors.items():
+        await _check_cursor(runtime, run, rank, cursor)  # while a refusal can still be answered
     chunks: list[LogChunk] = []
     if query.tail is not None or not query.follow:
         for rank in sorted(known if query.ranks is None else known & query.ranks):
@@ -60,6 +62,12 @@ def parse_cursors(text: str | None) -> dict[int, str]:
             raise ValidationError("since", part, "must be cursors of an earlier answer, such as '0@0:1234'")
         cursors[int(rank)] = cursor
     return cursors
+
+
+async def _check_cursor(runtime: Runtime, run: Run, rank: int, cursor: str) -> None:
+    """What a cursor looks like is the runtime's affair: it refuses one that it did not give out."""
+    async with contextlib.aclosing(runtime.follow(run, rank, cursor)) as following:
+        await anext(following, None)
 
 
 async def _rest(runtime: Runtime, run: Run, rank: int, cursor: str) -> list[LogChunk]:

@@ -48,7 +48,8 @@ class Gate:
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        path = scope["path"]
+        # A base URL that ends with a slash makes the published client ask for //deployments.
+        path = scope["path"] = "/" + scope["path"].lstrip("/")
         if path not in OPEN_PATHS and not path.startswith(OPEN_PREFIXES):
             try:
                 user = await authenticate(self._keys, headers.get("authorization"))
@@ -58,7 +59,7 @@ class Gate:
             scope.setdefault("state", {})["user"] = user
         too_large = plain(413, f"the body is larger than {MAX_BODY} bytes")
         length = headers.get("content-length", "0")
-        if length.isascii() and length.isdigit() and int(length) > MAX_BODY:
+        if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > MAX_BODY):
             await too_large(scope, receive, send)
             return
         received = 0

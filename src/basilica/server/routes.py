@@ -17,7 +17,7 @@ from basilica.core.why import why
 from basilica.server.control import ControlPlane
 from basilica.server.logs import NDJSON, LogQuery, answer_logs, parse_cursors
 from basilica.server.metrics import Metrics
-from basilica.server.streams import watch
+from basilica.server.streams import next_change, wait_until_removed, watch
 from basilica.wire import requests as inc
 from basilica.wire import responses as out
 from basilica.wire.base import Outgoing, rfc3339, rfc3339_or_none
@@ -67,7 +67,8 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
     @router.delete("/deployments/{name}", response_model=out.Deleted)
     async def delete_deployment(request: Request, name: str, wait: WaitSeconds = 1.0) -> Response:
         """End the run and remove its record. State `Terminating`: ranks are still using their grace period."""
-        deployment, gone = await plane.delete(_user(request), name, wait)
+        deployment = await plane.delete(_user(request), name)
+        gone = await wait_until_removed(plane.store, deployment, wait, closing)
         message = "deleted" if gone else "ranks are being stopped, then the record is removed"
         state = "Deleted" if gone else "Terminating"
         return json_answer(out.Deleted(instance_name=deployment.instance, state=state, message=message))
@@ -97,7 +98,7 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
 
     # ---- looking -------------------------------------------------------------------------------------------------
 
-    @router.get("/deployments/{name}/watch", response_model=out.DeploymentResponse)
+    @router.get("/deployments/{name}/watch", response_model=out.DeploymentResponse, responses=_WATCH_RESPONSES)
     async def watch_deployment(
         request: Request,
         name: str,
@@ -114,7 +115,7 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
         if wait is None:
             events = watch(plane.store, deployment, since, rendered, closing)
             return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
-        changed = await plane.store.wait_change(deployment.instance, since, wait)
+        changed = await next_change(plane.store, deployment.instance, since, closing, seconds=wait, reader=request)
         return answered(changed or await plane.get(_user(request), deployment.instance))
 
     @router.get("/deployments/{name}/why", response_model=out.Why)
@@ -167,14 +168,16 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
         until the run has ended. `since`: go on after cursors of an earlier JSON answer, comma-separated.
         """
         deployment = await plane.get(_user(request), name)
-        for number in rank or ():
-            if not 0 <= number < deployment.spec.world.max:
-                raise ValidationError("rank", number, f"this run has ranks 0 to {deployment.spec.world.max - 1}")
+        cursors = parse_cursors(since)
+        for field, numbers in (("rank", rank or ()), ("since", cursors)):
+            for number in numbers:
+                if not 0 <= number < deployment.spec.world.max:
+                    raise ValidationError(field, number, f"this run has ranks 0 to {deployment.spec.world.max - 1}")
         query = LogQuery(
             ranks=None if rank is None else frozenset(rank),
             tail=tail,
             follow=follow,
-            cursors=parse_cursors(since),
+            cursors=cursors,
             as_json=NDJSON in accept,
         )
         return await answer_logs(query, deployment, plane.store, plane.runtime, closing)
@@ -267,6 +270,17 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
 _LOG_RESPONSES: dict[int | str, dict[str, object]] = {
     200: {"content": {"text/plain": {"schema": {"type": "string"}}, NDJSON: {"schema": {"type": "string"}}}}
 }
+_SSE = {
+    "type": "object",
+    "description": "One event. `status`: its data is a DeploymentResponse. `end` and `deleted` are the last.",
+    "properties": {
+        "event": {"enum": ["status", "end", "deleted"]},
+        "id": {"type": "string", "pattern": "^[0-9]+$", "description": "the version to resume after"},
+        "data": {"type": "string", "contentMediaType": JSON},
+    },
+    "required": ["event", "id", "data"],
+}
+_WATCH_RESPONSES: dict[int | str, dict[str, object]] = {200: {"content": {"text/event-stream": {"schema": _SSE}}}}
 
 
 def _user(request: Request) -> str:

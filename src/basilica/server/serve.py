@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
 import json
 import logging
 import os
 import signal
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ from basilica.server.app import build_app
 from basilica.server.auth import digest_of, key_record, new_key
 from basilica.server.control import ControlPlane, Settings
 from basilica.server.metrics import Metrics
+from basilica.server.protocol import HttpProtocol
 
 log = logging.getLogger("basilica.server")
 
@@ -69,8 +72,7 @@ class Parts:
 
 async def serve(parts: Parts, listen: Listen, state_dir: Path, announce: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT. Ranks go on; the next server adopts them."""
-    if (listen.tls_cert is None) != (listen.tls_key is None):
-        raise CannotServe("--tls-cert and --tls-key go together")
+    _check_tls(listen)
     key_file = await ensure_key(parts.keys, parts.clock, state_dir, listen)
     closing = asyncio.Event()
     metrics = Metrics()
@@ -83,7 +85,7 @@ async def serve(parts: Parts, listen: Listen, state_dir: Path, announce: Callabl
         await controller.start()
         try:
             async with _retention(plane):
-                with _note(state_dir, url, key_file):
+                with _note(state_dir, url, key_file, listen):
                     server = _Server(_config(app, listen), closing)
                     announce(url)
                     await server.serve(sockets=[sock])
@@ -94,21 +96,51 @@ async def serve(parts: Parts, listen: Listen, state_dir: Path, announce: Callabl
 async def ensure_key(keys: Keys, clock: Clock, state_dir: Path, listen: Listen) -> Path:
     """The file with the key of the local user; it is made on the first start, unless others could then reach us."""
     path = state_dir / "api-key"
-    if path.exists():
-        key = path.read_text().strip()
-    elif not listen.loopback and not await keys.keys():
+    if path.exists() and await keys.find_key(digest_of(_read_text(path).strip())) is not None:
+        return path
+    if not listen.loopback and not await keys.keys():
         raise CannotServe(
             f"refusing to listen on {listen.host} without any API key: make one with "
             "'basilica keys create --user NAME', or give --api-key-file"
         )
-    else:
-        key = new_key()
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(fd, "w") as file:
-            file.write(key + "\n")
-    if await keys.find_key(digest_of(key)) is None:
-        await keys.add_key(key_record(key, DEFAULT_USER, clock.now(), note="made by the server"))
+    key = new_key()  # also instead of one that was revoked: a restart must not bring that back
+    _write_private(path, key + "\n")
+    await keys.add_key(key_record(key, DEFAULT_USER, clock.now(), note="made by the server"))
     return path
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError as error:
+        raise CannotServe(f"cannot read {path}: {error.strerror}") from error
+
+
+def _write_private(path: Path, text: str) -> None:
+    """For the owner's eyes only, and whole or not at all."""
+    fresh = path.with_name(path.name + ".new")
+    try:
+        fresh.unlink(missing_ok=True)
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(fd, "w") as file:
+            file.write(text)
+        fresh.rename(path)
+    except OSError as error:
+        raise CannotServe(f"cannot write {path}: {error.strerror}") from error
+
+
+def _check_tls(listen: Listen) -> None:
+    if (listen.tls_cert is None) != (listen.tls_key is None):
+        raise CannotServe("--tls-cert and --tls-key go together")
+    if listen.tls_cert is None or listen.tls_key is None:
+        return
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        # With a password given, an encrypted key is an error instead of a question that nobody answers.
+        context.load_cert_chain(listen.tls_cert, listen.tls_key, password="")
+    except OSError as error:
+        files = f"--tls-cert {listen.tls_cert} and --tls-key {listen.tls_key}"
+        raise CannotServe(f"cannot use {files}: {error.strerror or error}") from error
 
 
 def _bind(listen: Listen) -> socket.socket:
@@ -118,10 +150,12 @@ def _bind(listen: Listen) -> socket.socket:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((listen.host, listen.port))
         sock.listen(1024)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         sock.close()
-        hint = "another program listens there: choose another --port" if error.errno == 98 else "choose another --host"
-        raise CannotServe(f"cannot listen on {listen.host}:{listen.port}: {error.strerror}; {hint}") from error
+        taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+        hint = "another program listens there: choose another --port" if taken else "choose another --host"
+        problem = error.strerror if isinstance(error, OSError) else "not a host name"
+        raise CannotServe(f"cannot listen on {listen.host}:{listen.port}: {problem}; {hint}") from error
     return sock
 
 
@@ -134,6 +168,7 @@ def _url(listen: Listen, sock: socket.socket) -> str:
 def _config(app: object, listen: Listen) -> uvicorn.Config:
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
+        http=HttpProtocol,
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -170,13 +205,13 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.contextmanager
-def _note(state_dir: Path, url: str, key_file: Path) -> Iterator[None]:
+def _note(state_dir: Path, url: str, key_file: Path, listen: Listen) -> Iterator[None]:
     """Where this server can be found, for clients on the same machine; gone when it stops."""
     path = state_dir / "server.json"
-    fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps({"url": url, "pid": os.getpid(), "keyFile": str(key_file)}))
-    fresh.chmod(0o600)
-    fresh.rename(path)
+    note = {"url": url, "pid": os.getpid(), "keyFile": str(key_file)}
+    if listen.tls_cert is not None:
+        note["tlsCert"] = str(listen.tls_cert.absolute())
+    _write_private(path, json.dumps(note))
     try:
         yield
     finally:

@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, Literal
+
+from starlette.requests import Request
 
 from basilica.core.deployment import Deployment
 from basilica.core.errors import DeploymentNotFound
@@ -21,9 +23,9 @@ async def watch(
         if deployment.version > version:
             version = deployment.version
             yield sse("status", render(deployment), version)
-            if deployment.status.settled:
-                yield sse("end", b"{}", version)
-                return
+        if deployment.status.settled:  # also for a reader that had seen this much when its connection broke
+            yield sse("end", b"{}", version)
+            return
         try:
             changed = await next_change(store, deployment.instance, version, closing)
         except DeploymentNotFound:
@@ -35,15 +37,47 @@ async def watch(
             deployment = changed
 
 
-async def next_change(store: Store, instance: str, version: int, closing: asyncio.Event) -> Deployment | None:
-    """The next state, or None when nothing happened for a while or the server is closing."""
-    change = asyncio.ensure_future(store.wait_change(instance, version, KEEP_ALIVE_SECONDS))
-    closed = asyncio.ensure_future(closing.wait())
+async def next_change(
+    store: Store,
+    instance: str,
+    version: int,
+    closing: asyncio.Event,
+    *,
+    seconds: float | None = None,
+    reader: Request | None = None,
+) -> Deployment | None:
+    """The next state; None when nothing happened for a while, the server is closing, or the `reader` has gone."""
+    seconds = KEEP_ALIVE_SECONDS if seconds is None else seconds
+    change = asyncio.ensure_future(store.wait_change(instance, version, seconds))
+    ends = [asyncio.ensure_future(closing.wait())]
+    if reader is not None:
+        ends.append(asyncio.ensure_future(_gone(reader)))
     try:
-        await asyncio.wait({change, closed}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({change, *ends}, return_when=asyncio.FIRST_COMPLETED)
         return change.result() if change.done() else None
     finally:
-        await cancel(change, closed)
+        await cancel(change, *ends)
+
+
+async def wait_until_removed(store: Store, deployment: Deployment, seconds: float, closing: asyncio.Event) -> bool:
+    """True if the run is gone within that time; False as soon as the server is closing."""
+    version = deployment.version
+    try:
+        async with asyncio.timeout(seconds):
+            while not closing.is_set():
+                changed = await next_change(store, deployment.instance, version, closing)
+                version = version if changed is None else changed.version
+    except DeploymentNotFound:
+        return True
+    except TimeoutError:
+        pass
+    return False
+
+
+async def _gone(reader: Request) -> Literal[True]:
+    while (await reader.receive())["type"] != "http.disconnect":
+        pass
+    return True
 
 
 def sse(event: str, data: bytes, version: int) -> bytes:

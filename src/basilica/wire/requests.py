@@ -1,20 +1,21 @@
 """Requests, as the official client sends them and with our additions, and their way into the core."""
 
-import json
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field
 from pydantic import ValidationError as PydanticError
 
 from basilica.core.errors import ValidationError
+from basilica.core.names import NAME_MAX
 from basilica.core.spec import BenchOnStart, DeploymentSpec, Exec, Gpus, ProviderFilter, Resources, Shell
 from basilica.core.world import WorldSize
 from basilica.wire.base import Incoming
 from basilica.wire.quantities import parse_cpu, parse_memory
 
 U32 = Annotated[int, Field(ge=0, le=2**32 - 1)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 EnvMap = dict[str, str]
+NAME_PATTERN = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"  # for the OpenAPI document; the core checks it, with a hint
 Body = TypeVar("Body", bound=Incoming)
 
 
@@ -80,10 +81,10 @@ class DistributedBody(Incoming):
 class CreateDeployment(Incoming):
     """`POST /deployments`. Without `distributed`, a gang of `replicas` equal processes."""
 
-    instance_name: str
+    instance_name: Annotated[str, Field(json_schema_extra={"pattern": NAME_PATTERN, "maxLength": NAME_MAX})]
     image: str = ""
     replicas: U32 = 1
-    port: int = 18789
+    port: Annotated[int, Field(json_schema_extra={"minimum": 1, "maximum": 65535})] = 18789
     command: list[str] | None = None
     args: list[str] | None = None
     env: EnvMap | None = None
@@ -120,9 +121,7 @@ def parse(model: type[Body], raw: bytes) -> Body:
 
 def to_spec(body: CreateDeployment) -> DeploymentSpec:
     """The core's spec of a create request; every rule that the types do not tell is checked there."""
-    gang = body.distributed or DistributedBody(
-        world_size=WorldSizeBody(min=body.replicas, target=body.replicas, max=body.replicas)
-    )
+    gang = body.distributed or _gang_of(body.replicas)
     size = gang.world_size
     return DeploymentSpec(
         name=body.instance_name,
@@ -147,6 +146,10 @@ def to_spec(body: CreateDeployment) -> DeploymentSpec:
         deadline_seconds=gang.deadline_seconds or None,
         start_deadline_seconds=gang.start_deadline_seconds or None,
     )
+
+
+def _gang_of(replicas: int) -> DistributedBody:
+    return DistributedBody.model_validate({"worldSize": dict.fromkeys(("min", "target", "max"), replicas)})
 
 
 def _program(body: CreateDeployment, gang: DistributedBody) -> Shell | Exec:
@@ -185,7 +188,6 @@ def _private(field: str) -> bool:
 
 
 def _shown(value: object) -> object:
-    try:
-        return value if len(json.dumps(value)) < 200 else type(value).__name__
-    except (TypeError, ValueError):
-        return type(value).__name__
+    """Single values only: an object or a list may hold what nobody but its sender should see."""
+    short = isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) < 200)
+    return value if short or value is None else type(value).__name__

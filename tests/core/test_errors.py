@@ -1,0 +1,128 @@
+"""Errors carry facts, travel between processes, and read as the contract says."""
+
+import pickle
+
+import pytest
+
+from basilica.core import errors
+from basilica.core.errors import (
+    AuthenticationError,
+    AuthorizationError,
+    BasilicaError,
+    BelowMinimumWorld,
+    Conflict,
+    DeploymentNotFound,
+    DistributedError,
+    NameInUse,
+    QuotaExceeded,
+    RateLimitError,
+    RuntimeUnavailable,
+    StaleVersion,
+    StoreUnavailable,
+    UDTerminalState,
+    ValidationError,
+    WorldClosed,
+    WorldSizeOutOfBounds,
+)
+from basilica.core.waits import ExitSummary
+
+EXITS = (ExitSummary(0, 0, "Completed"), ExitSummary(1, 137, "OOMKilled", 2), ExitSummary(2, None, "Unknown"))
+
+ONE_OF_EACH: list[BasilicaError] = [
+    BasilicaError("something"),
+    ValidationError("port", 70000, "must be within 1..65535"),
+    WorldSizeOutOfBounds(9, 1, 4),
+    AuthenticationError("no key"),
+    AuthorizationError("not yours"),
+    QuotaExceeded("ranks", 8, 6, 4),
+    DeploymentNotFound("gone"),
+    Conflict("twice"),
+    NameInUse("train", "train-abc"),
+    StaleVersion("train-abc"),
+    DistributedError("something"),
+    UDTerminalState("failed", 3),
+    WorldClosed("train", 3),
+    BelowMinimumWorld("train", "failed", 1, 2, 300.0, EXITS),
+    RateLimitError(1.5),
+    StoreUnavailable("disk full"),
+    RuntimeUnavailable("no answer"),
+]
+
+
+def name_of(error: BasilicaError) -> str:
+    return type(error).__name__
+
+
+@pytest.mark.parametrize("error", ONE_OF_EACH, ids=name_of)
+def test_an_error_survives_pickling_with_its_facts(error: BasilicaError) -> None:
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is type(error)
+    assert copy.args == error.args
+    assert str(copy) == str(error)
+    assert vars(copy) == vars(error)
+
+
+def test_there_is_one_of_each_in_the_tree() -> None:
+    def tree(base: type[BasilicaError]) -> set[type[BasilicaError]]:
+        return {base}.union(*(tree(c) for c in base.__subclasses__()))
+
+    ours = {c for c in tree(BasilicaError) if c.__module__ == errors.__name__}
+    assert {type(e) for e in ONE_OF_EACH} == ours
+
+
+@pytest.mark.parametrize("error", ONE_OF_EACH, ids=name_of)
+def test_every_error_says_something(error: BasilicaError) -> None:
+    assert str(error).strip()
+    assert error.code
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValidationError("port", 70000, "must be within 1..65535"), "port: must be within 1..65535 (got 70000)"),
+        (WorldSizeOutOfBounds(9, 1, 4), "world size 9 is not within 1..4 (1 <= min <= target <= max)"),
+        (DeploymentNotFound("gone"), "deployment 'gone' not found"),
+        (UDTerminalState("failed", 3), "the run has ended (failed); it cannot be scaled to 3"),
+        (UDTerminalState("succeeded"), "the run has ended (succeeded)"),
+        (
+            BelowMinimumWorld("train", "failed", 1, 2, 300, EXITS),
+            "1 of 2 ranks ready; UD 'train' reached terminal phase 'failed' "
+            "(rank 1: exit_code=137 reason=OOMKilled; rank 2: exit_code=None reason=Unknown)",
+        ),
+        (
+            BelowMinimumWorld("train", "cancelled", 0, 2, 300),
+            "0 of 2 ranks ready; UD 'train' reached terminal phase 'cancelled' (no per-rank exits recorded)",
+        ),
+        (
+            BelowMinimumWorld("train", "starting", 1, 2, 0.5, EXITS),
+            "1 of 2 ranks ready; UD 'train' is starting after 0.5 s",
+        ),
+        (
+            BelowMinimumWorld("train", "", 0, 2, 5),
+            "0 of 2 ranks ready; UD 'train' is not yet observed after 5 s",
+        ),
+        (RateLimitError(1.5), "too many requests; try again in 1.5 s"),
+    ],
+    ids=lambda value: name_of(value) if isinstance(value, BasilicaError) else "",
+)
+def test_texts(error: BasilicaError, text: str) -> None:
+    assert str(error) == text
+
+
+def test_a_quota_says_what_the_limit_is() -> None:
+    assert "current=6, requested=4, limit=8" in str(QuotaExceeded("ranks", 8, 6, 4))
+
+
+def test_what_callers_of_python_expect() -> None:
+    assert issubclass(ValidationError, ValueError)
+    assert issubclass(DeploymentNotFound, KeyError)
+    assert issubclass(BelowMinimumWorld, DistributedError)
+    assert issubclass(UDTerminalState, DistributedError)
+
+
+def test_only_what_may_work_later_is_retryable() -> None:
+    assert {type(e) for e in ONE_OF_EACH if e.retryable} == {RateLimitError, StoreUnavailable, RuntimeUnavailable}
+
+
+def test_a_huge_value_is_not_repeated_whole() -> None:
+    assert len(str(ValidationError("name", "x" * 10_000, "is too long"))) < 200

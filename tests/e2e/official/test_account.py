@@ -1,0 +1,27 @@
+"""What else the published client can ask of a server."""
+
+from typing import Any
+
+import pytest
+
+from basilica import __version__
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_server_is_healthy(seen: Any) -> None:
+    """With a wrong key too, and with a base URL that ends with a slash: the client does not trim it."""
+    assert seen == {"status": ["healthy", "healthy"], "version": __version__, "validators": [1, 1]}
+
+
+def test_nothing_is_charged(seen: Any) -> None:
+    assert seen["balance"]["balance"] == "0"
+    assert seen["usage"] == {"rentals": [], "total_count": 0}
+
+
+def test_nothing_is_published(seen: Any) -> None:
+    assert (seen["token"], seen["revoke_token"], seen["enrolled"], seen["unenroll"]) == (False, False, False, False)
+    assert seen["make_token"]["raised"] == "RuntimeError"
+    assert seen["make_token"]["text"].startswith("Conflict: this server publishes nothing")
+    assert seen["enroll"]["raised"] == "PermissionError"
+    assert seen["metadata"]["raised"] == seen["of_missing"]["raised"] == "KeyError"

@@ -1,0 +1,95 @@
+"""What others rely on, pinned: a change of these lists is a change for users and belongs in the changelog."""
+
+import asyncio
+import subprocess
+import sys
+
+import pytest
+import typer
+import typer.main
+
+import basilica
+from basilica.cli.main import app
+from tests.support.world import World
+
+ROUTES = [
+    "DELETE /deployments/{name}",
+    "DELETE /deployments/{name}/share-token",
+    "GET /billing/balance",
+    "GET /billing/usage",
+    "GET /deployments",
+    "GET /deployments/{name}",
+    "GET /deployments/{name}/enroll-metadata",
+    "GET /deployments/{name}/events",
+    "GET /deployments/{name}/logs",
+    "GET /deployments/{name}/ranks",
+    "GET /deployments/{name}/share-token",
+    "GET /deployments/{name}/watch",
+    "GET /deployments/{name}/why",
+    "GET /health",
+    "GET /metrics",
+    "GET /public/deployments/{name}/metadata",
+    "GET /usage",
+    "POST /deployments",
+    "POST /deployments/{name}/cancel",
+    "POST /deployments/{name}/enroll-metadata",
+    "POST /deployments/{name}/restart",
+    "POST /deployments/{name}/scale-distributed",
+    "POST /deployments/{name}/share-token",
+    "POST /prune",
+]
+COMMANDS = ["doctor", "keys create", "keys list", "keys revoke", "prune", "serve"]
+
+
+def test_what_the_package_exports() -> None:
+    assert basilica.__all__ == ["__version__"]
+    assert all(hasattr(basilica, name) for name in basilica.__all__)
+
+
+def test_the_routes() -> None:
+    async def paths() -> dict[str, dict[str, object]]:
+        async with World() as world:
+            document = world.app.openapi()
+        found: dict[str, dict[str, object]] = document["paths"]
+        return found
+
+    found = asyncio.run(paths())
+    assert sorted(f"{method.upper()} {path}" for path in found for method in found[path]) == ROUTES
+
+
+def test_the_commands() -> None:
+    assert sorted(commands(typer.main.get_command(app))) == COMMANDS
+
+
+def commands(command: object, name: str = "") -> list[str]:
+    """The leaves of a tree of commands, by their full names."""
+    below = getattr(command, "commands", None)
+    if below is None:
+        return [name]
+    return [leaf for child, c in below.items() for leaf in commands(c, f"{name} {child}".strip())]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--version"], 0),
+        (["--help"], 0),
+        (["doctor"], 0),
+        (["keys", "revoke", "nobody"], 1),
+        (["prune"], 1),
+        (["frobnicate"], 2),
+        (["serve", "--port", "http"], 2),
+        (["serve", "--log-level", "loud"], 2),
+        (["prune", "--older-than", "soon"], 2),
+    ],
+)
+def test_exit_codes(arguments: list[str], code: int, tmp_path: object) -> None:
+    command = [sys.executable, "-m", "basilica.cli.main", *arguments]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=60, env={"BASILICA_STATE_DIR": str(tmp_path)}
+    )
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    if code == 1:
+        assert done.stderr.startswith("basilica: ")
+        assert done.stderr.count("\n") == 1
