@@ -142,10 +142,8 @@ OWN_AND_FORK = """
 import os, pathlib, sys, time
 from basilica.stores.ownership import Ownership
 held = Ownership.take(pathlib.Path(sys.argv[1]))
-child = os.fork()
-if child == 0:
-    time.sleep(60)
-print(child, flush=True)
+if os.fork() == 0:
+    print(os.getpid(), flush=True)
 time.sleep(60)
 """
 
@@ -244,7 +242,7 @@ def test_a_state_file_of_another_minor_version_is_read(tmp_path: Path) -> None:
     run(tell())
 
 
-def test_a_run_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_a_run_that_cannot_be_read_is_named_and_its_secrets_are_not(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
 
     async def tell() -> None:
@@ -252,10 +250,11 @@ def test_a_run_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         await store.create(a_run())
         await store.close()
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-            connection.execute("UPDATE specs SET spec = '{}'")
+            connection.execute("UPDATE specs SET spec = json_set(spec, '$.secrets', json('{\"TOKEN\": [\"s3cret\"]}'))")
         store = await opened(path)
-        with pytest.raises(StoreUnavailable, match="stored spec of train-1 cannot be read"):
+        with pytest.raises(StoreUnavailable, match=r"spec of train-1 cannot be read: secrets\.TOKEN") as unreadable:
             await store.get("train-1")
+        assert "s3cret" not in str(unreadable.value)
         await store.close()
 
     run(tell())

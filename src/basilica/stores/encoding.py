@@ -32,17 +32,24 @@ def decode_spec(instance: str, text: str) -> DeploymentSpec:
     try:
         return _SPEC.validate_json(text)
     except Unreadable as error:
-        raise StoreUnavailable(f"the stored spec of {instance} cannot be read: {error}") from error
+        raise _unreadable("spec", instance, error) from None
 
 
 def decode_status(instance: str, text: str) -> DeploymentStatus:
     try:
         return _STATUS.validate_json(text)
     except Unreadable as error:
-        raise StoreUnavailable(f"the stored status of {instance} cannot be read: {error}") from error
+        raise _unreadable("status", instance, error) from None
 
 
 def spec_digest(spec: DeploymentSpec) -> str:
     """Equal for equal specs: the order of variables does not count."""
     text = json.dumps(json.loads(encode_spec(spec)), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _unreadable(what: str, instance: str, error: Unreadable) -> StoreUnavailable:
+    """Says where and why, but not what stands there: it may be a secret."""
+    problems = error.errors(include_input=False, include_url=False, include_context=False)
+    places = "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in problems)
+    return StoreUnavailable(f"the stored {what} of {instance} cannot be read: {places}")

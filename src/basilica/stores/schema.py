@@ -11,6 +11,10 @@ from basilica.stores.errors import StateFileRefused
 
 APPLICATION_ID = 0x62736C63  # "bslc", in the file's header
 BUSY_SECONDS = 5.0
+LOG_BYTES = 16 << 20
+"""To which the write-ahead log is cut after it has grown beyond it."""
+
+OLDEST_SQLITE = (3, 37, 0)  # strict tables
 
 Migration = Callable[[sqlite3.Connection], None]
 
@@ -22,12 +26,15 @@ def connect(path: Path, *, busy_seconds: float = BUSY_SECONDS, query_only: bool 
     )
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
     connection.execute(f"PRAGMA query_only = {query_only:d}")
     return connection
 
 
 def prepare(path: Path, *, busy_seconds: float = BUSY_SECONDS, migrations: Sequence[Migration] | None = None) -> None:
     """Make the file if there is none, check that it is ours, and bring its tables up to date."""
+    if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+        raise StoreUnavailable(f"SQLite 3.37 or newer is needed, and Python has {sqlite3.sqlite_version} here")
     migrations = MIGRATIONS if migrations is None else migrations
     with explained(path):
         _create_private(path)

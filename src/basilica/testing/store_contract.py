@@ -251,6 +251,13 @@ class StoreContract:
         assert len(await store.deployments()) == 2
 
     @story
+    async def test_the_order_of_variables_makes_no_other_request(self, store: Store) -> None:
+        new = a_run()
+        one = replace(new, spec=replace(new.spec, env={"A": "1", "B": "2"}))
+        two = replace(new, spec=replace(new.spec, env={"B": "2", "A": "1"}))
+        assert await store.create(one, idempotency_key="k") == await store.create(two, idempotency_key="k")
+
+    @story
     async def test_a_refused_create_leaves_its_idempotency_key_free(self, store: Store) -> None:
         with pytest.raises(QuotaExceeded):
             await store.create(a_run(target=2), idempotency_key="k", limits=Limits(ranks=1))
@@ -349,6 +356,8 @@ class StoreContract:
         over = await store.save_status(running, ended(running.status, 1.0, settled=False), now=1.0)
         assert await store.live() == ["a"]
         await store.save_status(over, ended(over.status, 1.0), now=1.0)
+        assert await store.live() == []
+        await store.change_spec("a", cancelled)
         assert await store.live() == []
         await store.change_spec("a", lambda d: d.spec.ended_by(Wanted.DELETE))
         assert await store.live() == ["a"]
