@@ -6,12 +6,13 @@ from pathlib import Path
 
 import uvloop
 
+from basilica.places import STATE_FILE
 from basilica.ports import Limits
 from basilica.server.control import Settings
 from basilica.server.serve import Listen, Parts, SystemClock, serve
 from basilica.stores.sqlite import SqliteStore
 from basilica.testing.fake_runtime import FakeRuntime
-from basilica.wiring import STATE_FILE, open_keys
+from basilica.wiring import open_keys
 
 
 async def main(port: int, state_dir: Path, *, finish: bool) -> None:

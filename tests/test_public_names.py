@@ -38,7 +38,17 @@ ROUTES = [
     "POST /deployments/{name}/share-token",
     "POST /prune",
 ]
-COMMANDS = ["doctor", "keys create", "keys list", "keys revoke", "prune", "serve"]
+COMMANDS = [
+    "doctor",
+    "keys create",
+    "keys list",
+    "keys revoke",
+    "local start",
+    "local status",
+    "local stop",
+    "prune",
+    "serve",
+]
 
 
 def test_what_the_package_exports() -> None:

@@ -1,28 +1,17 @@
 """The composition root: the one module that names concrete adapters."""
 
 import contextlib
-import os
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+from basilica.places import STATE_FILE
 from basilica.runtimes.local.runtime import LocalRuntime
 from basilica.server.auth import check_key, digest_of, key_record
 from basilica.server.control import Settings
 from basilica.server.serve import DEFAULT_USER, CannotServe, Listen, Parts, SystemClock, serve
 from basilica.stores.keys import SqliteKeys
 from basilica.stores.sqlite import SqliteStore
-
-STATE_FILE = "basilica.db"
-
-
-def default_state_dir() -> Path:
-    """`BASILICA_STATE_DIR`, else what XDG says."""
-    explicit = os.environ.get("BASILICA_STATE_DIR")
-    if explicit:
-        return Path(explicit).expanduser()
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(base) / "basilica"
 
 
 def prepare_state_dir(path: Path) -> Path:

@@ -24,6 +24,10 @@ def phase_of(story: Story) -> BenchPhase:
     return story.status.bench.phase
 
 
+def test_it_has_as_long_as_the_wait_for_it() -> None:
+    assert BENCH_DEADLINE == 1500
+
+
 def test_off_unless_asked_for() -> None:
     story = Story()
     story.all_up()
@@ -105,6 +109,8 @@ def test_a_strict_probe_that_finds_no_room_stays_pending_and_times_out() -> None
     assert phase_of(story) is BenchPhase.PENDING
     plan = story.look(up(0), up(1), bench=bench(BenchPhase.PENDING), after=1)
     assert phase_of(story) is BenchPhase.TIMED_OUT
+    assert story.status.bench is not None
+    assert story.status.bench.completed_at == CREATED + BENCH_DEADLINE
     assert plan.actions == (EndProbe(),)
     assert story.events == ["BenchTimedOut"]
     assert story.phase() is Phase.READY

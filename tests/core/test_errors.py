@@ -14,9 +14,11 @@ from basilica.core.errors import (
     DeploymentNotFound,
     DistributedError,
     NameInUse,
+    NetworkError,
     QuotaExceeded,
     RateLimitError,
     RuntimeUnavailable,
+    ServerError,
     StaleVersion,
     StoreUnavailable,
     UDTerminalState,
@@ -44,6 +46,8 @@ ONE_OF_EACH: list[BasilicaError] = [
     WorldClosed("train", 3),
     BelowMinimumWorld("train", "failed", 1, 2, 300.0, EXITS),
     RateLimitError(1.5),
+    NetworkError("no answer within 5 s"),
+    ServerError(502, "bad gateway"),
     StoreUnavailable("disk full"),
     RuntimeUnavailable("no answer"),
 ]
@@ -121,7 +125,8 @@ def test_what_callers_of_python_expect() -> None:
 
 
 def test_only_what_may_work_later_is_retryable() -> None:
-    assert {type(e) for e in ONE_OF_EACH if e.retryable} == {RateLimitError, StoreUnavailable, RuntimeUnavailable}
+    later = {RateLimitError, NetworkError, StoreUnavailable, RuntimeUnavailable}
+    assert {type(e) for e in ONE_OF_EACH if e.retryable} == later
 
 
 def test_a_huge_value_is_not_repeated_whole() -> None:

@@ -10,7 +10,7 @@ from basilica.core.phase import Phase, RankPhase
 from basilica.core.reconcile import RELAUNCH_DELAY, reconcile
 from basilica.core.seen import SeenRank, Sight, Sighting
 from basilica.core.status import HISTORY_MAX, DeploymentStatus, Resize
-from basilica.core.world import RankExit, WorldStatus
+from basilica.core.world import RankExit, RankStatus, WorldStatus
 
 from .story import (
     CREATED,
@@ -41,7 +41,7 @@ class TestStarting:
         story.look()
         assert story.phase() is Phase.PENDING
         story.look(queued(0), queued(1))
-        assert story.phase() is Phase.SCHEDULING
+        assert story.phase() is Phase.PENDING
         story.look(starting(0), queued(1))
         assert story.phase() is Phase.STARTING
         story.look(up(0), starting(1))
@@ -137,7 +137,7 @@ class TestStarting:
         assert story.phase() is Phase.STARTING
         assert story.events == ["ScaleObserved"]
         story.look(queued(0), up(1))
-        assert story.phase() is Phase.SCHEDULING
+        assert story.phase() is Phase.PENDING
 
 
 class TestFailing:
@@ -525,14 +525,29 @@ class TestScaling:
         story.look(up(0))
         assert story.launched == [(1, 1)]
 
-    def test_a_lost_rank_stays_lost_when_others_join(self) -> None:
+    def test_a_lost_rank_is_started_afresh_when_somebody_scales(self) -> None:
         story = Story(spec_of(1, 2, 3))
         story.all_up()
         story.look(up(0), done(1, 1))
         story.scale(3)
         story.look(up(0))
-        assert story.launched == [(2, 0)]
-        assert story.rank(1).phase is RankPhase.LOST
+        assert story.launched == [(1, 1), (2, 0)]
+
+    def test_scaling_down_to_lost_ranks_does_not_fail_the_run(self) -> None:
+        story = Story(spec_of(2, 4, 4))
+        story.all_up()
+        story.look(done(0, 1), done(1, 1), up(2), up(3))
+        story.scale(2)
+        story.look(up(2), up(3))
+        assert not story.phase().terminal
+        assert story.launched == [(0, 1), (1, 1)]
+
+    def test_an_ended_run_is_not_ready(self) -> None:
+        story = Story(spec_of(1, 1, 1))
+        story.all_up()
+        story.look(done(0, 1))
+        ready = next(c for c in story.status.conditions if c.type == "Ready")
+        assert (ready.status, ready.reason) == ("False", "Failed")
 
     def test_a_rank_in_its_back_off_is_dropped_with_the_scale_down(self) -> None:
         story = Story(spec_of(1, 2, 2, max_restarts=1))
@@ -550,6 +565,10 @@ class TestScaling:
         story.scale(1)
         story.look(up(0), up(1), up(2))
         assert story.status.ready == 1
+
+    def test_a_rank_number_equal_to_the_target_is_beyond_it(self) -> None:
+        ranks = tuple(RankStatus(rank=n, phase=RankPhase.RUNNING) for n in range(3))
+        assert DeploymentStatus(created_at=0.0, world_target=2, ranks=ranks).ready == 2
 
     def test_from_the_first_exit_0_the_world_is_closed(self) -> None:
         story = Story(spec_of(1, 2, 3))

@@ -150,3 +150,8 @@ def test_asking_for_a_particular_gpu_is_demanding() -> None:
     assert not Gpus(4).demanding
     assert Gpus(4, models=("H200",)).demanding
     assert Gpus(4, min_memory_gb=80).demanding
+
+
+def test_defaults_that_the_contract_names() -> None:
+    spec = make()
+    assert (spec.grace_seconds, spec.max_restarts, spec.ttl_seconds, spec.bench) == (10, 0, None, None)

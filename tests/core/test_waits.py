@@ -52,6 +52,12 @@ class TestTargetWorld:
         assert not target_world(seen(ready=1, **ours), 5)
         assert target_world(seen(ready=2, **ours), 5)
 
+    def test_a_world_of_one_is_a_world(self) -> None:
+        assert target_world(seen(ready=1, target=1, **ours), 5)
+
+    def test_a_server_that_has_not_observed_anything_yet_is_waited_for(self) -> None:
+        assert not target_world(seen(ready=2, target=2, generation=1), 5)
+
     def test_a_status_from_before_the_resize_does_not_count(self) -> None:
         assert not target_world(seen(ready=3, target=3, generation=3, observed_generation=2), 5)
 

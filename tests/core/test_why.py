@@ -87,6 +87,21 @@ def test_a_rank_out_of_sight() -> None:
     assert story.why == "2 of 2 ranks are up; waiting for a sign of rank 1: not seen in the last look"
 
 
+def test_a_restart_that_is_due_is_not_in_the_past() -> None:
+    story = Story(spec_of(1, 1, 1, max_restarts=1))
+    story.all_up()
+    story.look(done(0, 1))
+    assert "in 0 s" in why(story.spec, story.status, story.now + 60)
+
+
+def test_ended_with_only_a_stranger_left_to_stop() -> None:
+    story = Story()
+    story.all_up()
+    story.look(done(0), done(1), up(7))
+    assert not story.settled()
+    assert story.why == "succeeded: 2 of 2 ranks exited 0"
+
+
 def test_ended_and_winding_down() -> None:
     story = Story(spec_of(2, 2, 2, grace_seconds=7))
     story.all_up()

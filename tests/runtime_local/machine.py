@@ -23,6 +23,10 @@ from basilica.runtimes.local.runtime import LocalRuntime
 
 PATIENCE_S = 10.0
 MARK = "BASILICA_TEST_MARK"
+NO_GPUS = GpuInventory()
+NO_LIMITS = Resources()
+ONE_RANK = WorldSize(1, 1, 8)
+SLEEP = Exec(("sleep", "1000"))
 
 
 def python(script: str) -> Exec:
@@ -51,9 +55,7 @@ class Machine:
         return self._runtime
 
     @asynccontextmanager
-    async def control_plane(
-        self, *, gpus: GpuInventory = GpuInventory(), **options: Any
-    ) -> AsyncIterator[LocalRuntime]:
+    async def control_plane(self, *, gpus: GpuInventory = NO_GPUS, **options: Any) -> AsyncIterator[LocalRuntime]:
         def wake(instance: str) -> None:
             self.wakes.append(instance)
             self.woken.set()
@@ -71,9 +73,9 @@ class Machine:
         program: Exec | Shell,
         *,
         name: str = "train",
-        world: WorldSize = WorldSize(1, 1, 8),
+        world: WorldSize = ONE_RANK,
         env: Mapping[str, str] | None = None,
-        resources: Resources = Resources(),
+        resources: Resources = NO_LIMITS,
         created_at: float = 1.0,
         **spec: Any,
     ) -> Run:
@@ -147,6 +149,13 @@ class Machine:
         """The processes of all ranks with all that they started, by the mark in their environment."""
         mark = f"{MARK}={self.mark}".encode()
         return [pid for pid in _pids() if pid != os.getpid() and mark in _environment(pid)]
+
+    def ranks_become(self, count: int) -> bool:
+        """A process in the middle of its exec shows no environment, so the number is given a moment."""
+        deadline = time.monotonic() + PATIENCE_S
+        while len(self.ranks()) != count and time.monotonic() < deadline:
+            time.sleep(0.001)
+        return len(self.ranks()) == count
 
     def supervisors(self) -> list[int]:
         """Supervisors and fork servers, by what they have open."""

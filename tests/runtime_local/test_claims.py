@@ -1,14 +1,14 @@
 """No rank ever runs twice, whoever starts it, however often, and whenever."""
 
 import asyncio
-from pathlib import Path
+import os
 
 import pytest
 
 from basilica.core.errors import RuntimeUnavailable
 from basilica.core.seen import Sight
 from basilica.ports import Run
-from tests.runtime_local.machine import Machine, sh
+from tests.runtime_local.machine import SLEEP, Machine, sh
 
 COUNTED = sh('echo started >> "$BASILICA_CHECKPOINT_DIR/starts-$RANK"; exit 0')
 
@@ -48,12 +48,12 @@ async def _launch_once(machine: Machine, run: Run) -> None:
 
 async def test_a_new_attempt_waits_for_the_end_of_the_old_one(machine: Machine) -> None:
     async with machine.control_plane():
-        run = machine.run(sh("echo attempt $BASILICA_ATTEMPT; exec sleep 1000"))
+        run = machine.run(SLEEP)
         await machine.launch(run)
         await machine.until_running(run)
         await machine.launch(run, attempt=2)
         assert await machine.seen(run, attempt=2) is None
-        assert len(machine.ranks()) == 1
+        assert machine.ranks_become(1)
         await machine.stop(run)
         await machine.until_ended(run)
         await machine.launch(run, attempt=2)
@@ -81,7 +81,7 @@ async def test_an_old_attempt_does_not_start_after_a_newer_one(machine: Machine)
 
 async def test_two_attempts_never_run_side_by_side(machine: Machine) -> None:
     async with machine.control_plane() as runtime:
-        run = machine.run(sh("exec sleep 1000"))
+        run = machine.run(SLEEP)
         await machine.launch(run)
         await machine.until_running(run)
         adopted = runtime._runs[run.instance]
@@ -89,7 +89,7 @@ async def test_two_attempts_never_run_side_by_side(machine: Machine) -> None:
         await machine.launch(run, attempt=2)
         await machine.until_running(run, attempt=1)  # the failed claim made it look again
         assert await machine.seen(run, attempt=2) is None
-        assert len(machine.ranks()) == 1
+        assert machine.ranks_become(1)
         for attempt in adopted.values():
             attempt.unwatch()
         await machine.stop(run)
@@ -115,7 +115,7 @@ async def test_an_attempt_that_cannot_be_claimed_says_why_and_may_be_tried_again
 
 async def test_a_removed_run_leaves_nothing_and_may_not_be_removed_alive(machine: Machine) -> None:
     async with machine.control_plane() as runtime:
-        run = machine.run(sh("exec sleep 1000"))
+        run = machine.run(SLEEP)
         await machine.launch(run)
         await machine.until_running(run)
         with pytest.raises(RuntimeUnavailable, match="has not ended yet"):
@@ -128,4 +128,4 @@ async def test_a_removed_run_leaves_nothing_and_may_not_be_removed_alive(machine
         assert (await runtime.observe(run)).ranks == ()
         assert machine.layout.instances() == []
     assert machine.nothing_left()
-    assert not [path for path in cgroups if Path(path).exists()]
+    assert not any(map(os.path.exists, cgroups))

@@ -15,19 +15,29 @@ import pytest
 
 from basilica.core.errors import RuntimeUnavailable
 from basilica.core.seen import Sight
-from tests.runtime_local.machine import Machine, python, sh, until_gone
+from tests.runtime_local.machine import SLEEP, Machine, python, sh, until_gone
 
 ROOT = Path(__file__).parents[2]
 # Each rank ends when its gate is opened, with the code that is written into it.
-GATED = 'gate="$BASILICA_CHECKPOINT_DIR/$RANK"; mkfifo "$gate"; echo up $RANK; read code < "$gate"; echo bye; exit $code'
+GATED = (
+    'gate="$BASILICA_CHECKPOINT_DIR/$RANK"; mkfifo "$gate"; echo up $RANK; read code < "$gate"; echo bye; exit $code'
+)
 
 
 @contextmanager
 def killed_control_plane(machine: Machine, name: str, script: str, ranks: int) -> Iterator[None]:
     """A control plane in a process of its own that has started ranks; killed without warning on the way out."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.runtime_local.control_plane"]
-        + [str(machine.state_dir), machine.mark, name, script, str(ranks)],
+        [
+            sys.executable,
+            "-m",
+            "tests.runtime_local.control_plane",
+            str(machine.state_dir),
+            machine.mark,
+            name,
+            script,
+            str(ranks),
+        ],
         stdout=subprocess.PIPE,
         cwd=ROOT,
     )
@@ -69,7 +79,7 @@ async def test_a_killed_control_plane_loses_no_rank_no_output_and_no_exit_code(m
 
 
 async def test_an_adopted_rank_can_be_stopped(machine: Machine) -> None:
-    run = machine.run(sh("exec sleep 1000"), name="sleeper")
+    run = machine.run(SLEEP, name="sleeper")
     with killed_control_plane(machine, "sleeper", "exec sleep 1000", 1):
         pass
     async with machine.control_plane():
@@ -79,7 +89,7 @@ async def test_an_adopted_rank_can_be_stopped(machine: Machine) -> None:
 
 
 async def test_a_stop_that_nobody_lived_to_see_is_obeyed(machine: Machine) -> None:
-    run = machine.run(sh("exec sleep 1000"), name="sleeper")
+    run = machine.run(SLEEP, name="sleeper")
     async with machine.control_plane():
         await machine.launch(run)
         await machine.until_running(run)
@@ -90,7 +100,7 @@ async def test_a_stop_that_nobody_lived_to_see_is_obeyed(machine: Machine) -> No
 
 async def test_a_fork_server_that_is_killed_is_replaced_and_no_rank_notices(machine: Machine) -> None:
     async with machine.control_plane() as runtime:
-        run = machine.run(sh("exec sleep 1000"))
+        run = machine.run(SLEEP)
         await machine.launch(run, 0)
         before = await machine.until_running(run, 0)
         fork_server = runtime._fork_server.pid
@@ -125,9 +135,11 @@ async def test_a_rank_whose_supervisor_is_killed_goes_on_and_its_end_is_noticed(
         supervisor = machine.record(run).claim.pid
         os.kill(supervisor, signal.SIGKILL)
         await until_gone(supervisor)
+        await asyncio.sleep(0.2)  # time enough to do something rash
         seen = await machine.seen(run)
         assert seen is not None
         assert seen.sight is Sight.RUNNING
+        assert machine.ranks_become(2)
         open_gate(machine, run.instance, 0, 3)
         ended = await machine.until_ended(run)
         assert machine.ranks() == []  # what it had left behind was found without the supervisor
@@ -155,8 +167,27 @@ async def test_a_rank_whose_supervisor_is_killed_can_still_be_stopped(machine: M
     assert (ended.exit_code, ended.reason, ended.stopped) == (None, "Cancelled", True)
 
 
+async def test_ranks_of_another_server_are_left_alone_whatever_their_names(machine: Machine, tmp_path: Path) -> None:
+    other = Machine(tmp_path / "other")
+    run = machine.run(SLEEP)
+    async with other.control_plane():
+        await other.launch(run)
+        before = await other.until_running(run)
+        async with machine.control_plane():
+            await machine.launch(run)
+            await machine.until_running(run)
+            record = machine.record(run)
+            assert record.running is not None
+            for pid in (record.claim.pid, record.running.pid):
+                os.kill(pid, signal.SIGKILL)
+            await machine.until_ended(run)
+        assert await other.seen(run) == before
+        await other.stop(run)
+        assert (await other.until_ended(run)).exit_code == 143
+
+
 async def test_supervisor_and_rank_killed_at_once_is_an_end_that_nobody_knows(machine: Machine) -> None:
-    run = machine.run(sh("exec sleep 1000"))
+    run = machine.run(SLEEP)
     async with machine.control_plane():
         await machine.launch(run)
         await machine.until_running(run)
@@ -169,7 +200,7 @@ async def test_supervisor_and_rank_killed_at_once_is_an_end_that_nobody_knows(ma
 
 
 async def test_a_reboot_is_the_platforms_doing(machine: Machine) -> None:
-    run = machine.run(sh("exec sleep 1000"))
+    run = machine.run(SLEEP)
     _write_record(machine, {"what": "claim", "boot": "an earlier boot", **_process(os.getpid())})
     async with machine.control_plane():
         ended = await machine.until_ended(run)
@@ -182,7 +213,7 @@ async def test_a_reboot_is_the_platforms_doing(machine: Machine) -> None:
 
 
 async def test_another_process_with_the_same_pid_is_not_the_rank(machine: Machine) -> None:
-    run = machine.run(sh("exec sleep 1000"))
+    run = machine.run(SLEEP)
     async with machine.control_plane() as runtime:
         mine = {"what": "claim", "boot": runtime._boot, **_process(os.getpid())}
     _write_record(machine, {**mine, "start": 1})
@@ -192,7 +223,7 @@ async def test_another_process_with_the_same_pid_is_not_the_rank(machine: Machin
 
 
 async def test_a_record_that_a_power_cut_left_empty_is_an_end_and_never_a_second_start(machine: Machine) -> None:
-    run = machine.run(sh("exec sleep 1000"))
+    run = machine.run(SLEEP)
     rank = machine.layout.rank(run.instance, 0)
     rank.mkdir(parents=True)
     (rank / "1.record").touch()
@@ -214,7 +245,7 @@ async def test_a_record_of_another_version_hides_only_its_own_run(machine: Machi
 
 async def test_adoption_reads_what_still_runs_and_leaves_the_rest_for_later(machine: Machine) -> None:
     async with machine.control_plane():
-        old, live = machine.run(sh("exit 0"), name="old"), machine.run(sh("exec sleep 1000"), name="live")
+        old, live = machine.run(sh("exit 0"), name="old"), machine.run(SLEEP, name="live")
         await machine.outcome(old)
         await machine.launch(live)
         await machine.until_running(live)

@@ -7,12 +7,12 @@ import time
 
 from basilica.core.seen import Sight
 from basilica.ports import Run
-from tests.runtime_local.machine import Machine, python, sh, until_gone
+from tests.runtime_local.machine import SLEEP, Machine, python, sh, until_gone
 
 IGNORES_SIGTERM = "import signal, time; signal.signal(15, signal.SIG_IGN); print('ready', flush=True); time.sleep(1000)"
 ENDS_IN_ITS_OWN_TIME = (
-    "import signal, sys, time\n"
-    "def end(*_): time.sleep(0.3); print('saved'); sys.exit(7)\n"
+    "import os, signal, sys, time\n"
+    "def end(*_): time.sleep(0.3); os.write(1, b'saved\\n'); sys.exit(7)\n"
     "signal.signal(15, end); print('ready', flush=True); time.sleep(1000)"
 )
 
@@ -28,7 +28,7 @@ async def test_a_rank_uses_its_grace_and_keeps_its_own_exit_code(machine: Machin
 
 async def test_a_rank_that_obeys_the_signal_says_which_it_was(machine: Machine) -> None:
     async with machine.control_plane():
-        run = machine.run(sh("sleep 1000"))
+        run = machine.run(SLEEP)
         await machine.launch(run)
         await machine.until_running(run)
         before = time.monotonic()
@@ -60,8 +60,8 @@ async def test_a_second_stop_may_shorten_the_grace_and_never_lengthens_it(machin
 
 async def test_repeated_stops_are_one_signal_to_the_rank(machine: Machine) -> None:
     told = (
-        "import signal, time\n"
-        "signal.signal(15, lambda *_: print('told', flush=True))\n"
+        "import os, signal, time\n"
+        "signal.signal(15, lambda *_: os.write(1, b'told\\n'))\n"
         "print('ready', flush=True)\n"
         "while True: time.sleep(1000)"
     )
@@ -106,7 +106,7 @@ async def test_daemons_and_sessions_of_their_own_do_not_escape(machine: Machine)
         while lines.count("daemon") < 2:
             lines = (await machine.runtime.tail(run, 0, None)).lines  # type: ignore[assignment]
             await asyncio.sleep(0.01)
-        assert len(machine.ranks()) == 3
+        assert machine.ranks_become(3)
         await machine.stop(run, grace=0.1)
         await machine.until_ended(run)
         assert machine.ranks() == []
@@ -153,7 +153,7 @@ async def test_an_attempt_stopped_before_its_launch_never_starts(machine: Machin
 
 async def test_a_stop_right_after_the_launch_wins_or_stops(machine: Machine) -> None:
     async with machine.control_plane():
-        runs = [machine.run(sh("sleep 1000"), name=f"run-{n}") for n in range(8)]
+        runs = [machine.run(SLEEP, name=f"run-{n}") for n in range(8)]
         await asyncio.gather(*(machine.launch(run, 0, 1) for run in runs), *(machine.stop(run, 0, 1) for run in runs))
         for run in runs:
             for rank in (0, 1):

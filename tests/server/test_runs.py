@@ -335,6 +335,21 @@ async def test_a_failed_run_names_its_culprit_and_every_exit(world: World) -> No
 
 
 @story
+async def test_exits_are_shown_when_the_run_is_over_and_not_before(world: World) -> None:
+    instance = await world.deploy(target=2)
+    world.runtime.exit(instance, 0, 0)
+    await world.until(instance, lambda d: d.status.closed)
+    assert (await world.ann.get(f"/deployments/{instance}")).json()["distributed"]["rankExits"] == []
+    world.runtime.exit(instance, 1, 0)
+    await world.settled(instance)
+    exits = (await world.ann.get(f"/deployments/{instance}")).json()["distributed"]["rankExits"]
+    assert [(e["rank"], e["exitCode"], e["terminationReason"]) for e in exits] == [
+        (0, 0, "Completed"),
+        (1, 0, "Completed"),
+    ]
+
+
+@story
 async def test_a_run_that_finished_keeps_its_world_ready(world: World) -> None:
     instance = await world.deploy(target=2)
     await world.end(instance, 0, 0)

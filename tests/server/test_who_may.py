@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -81,7 +82,7 @@ async def test_without_a_key_nothing_is_answered(world: World, method: str, path
 )
 @story
 async def test_a_key_that_is_none_is_refused(world: World, header: str, code: str) -> None:
-    answer = await world.stranger.get("/deployments", headers={"Authorization": header.encode("latin-1")})
+    answer = await world.stranger.get("/deployments", headers={b"Authorization": header.encode("latin-1")})
     assert header[7:] not in error_of(answer, 401, code)["message"] or not header[7:]
 
 
@@ -136,7 +137,7 @@ def test_secrets_and_env_values_appear_in_no_answer_event_or_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    secret = {
+    secret: dict[str, Any] = {
         "env": {"MY_TOKEN": MARKER, "PLAIN": MARKER},
         "secrets": {"PASSWORD": MARKER},
     }

@@ -40,7 +40,7 @@ class Process:
     shown: bool = True
     clear: bool = True
     forgotten: bool = False  # the record is lost too; the process is dead by then
-    hidden_since: float | None = None
+    was_hidden: bool = False
 
     @property
     def key(self) -> tuple[int, int]:
@@ -87,6 +87,7 @@ class Simulation:
     probe: SeenBench | None = None
     removed: bool = False
     looks: list[Sighting] = field(default_factory=list)
+    delivered: Sighting = field(default_factory=Sighting)
     wake_at: float | None = START
     restless: bool = True  # the runtime or the spec changed since the controller last looked
     faithful: bool = True  # looks have shown all there was, and no controller has died so far
@@ -107,7 +108,9 @@ class Simulation:
             case EndProbe():
                 self.probe = None
             case Remove():
-                alive = [p for p in self.processes if p.alive and p.shown]
+                # One that the looks kept from the controller for so long that it was given up is beyond its power.
+                known = {(s.rank, s.attempt) for s in self.delivered.ranks if s.sight is not Sight.ENDED}
+                alive = [p for p in self.processes if p.alive and (p.key in known or not p.was_hidden)]
                 assert not alive, f"removed while {alive} live"
                 self.removed = True
 
@@ -209,12 +212,10 @@ class Simulation:
         for process in self.processes:
             self.restless = self.restless or not (process.shown and process.clear)
             process.shown = process.clear = True
-            process.hidden_since = None
 
     def _doubt(self, process: Process) -> None:
         self.faithful = False
-        if process.hidden_since is None:
-            process.hidden_since = self.now
+        process.was_hidden = True
 
     def look(self) -> Sighting:
         ranks = tuple(p.seen() for p in self.processes if p.shown and not p.forgotten)
@@ -257,6 +258,10 @@ class Simulation:
         look = self.looks[-1 - min(stale, len(self.looks) - 1)]
         if look != fresh:
             self.faithful = False
+            shown = {(s.rank, s.attempt) for s in look.ranks}
+            for process in self.processes:
+                process.was_hidden = process.was_hidden or process.key not in shown
+        self.delivered = look
         plan = reconcile(self.spec, self.status, look, self.now)
         self._check_plan(plan, look)
         if conflict:

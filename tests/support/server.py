@@ -1,36 +1,54 @@
-"""`basilica serve` as people run it: a process of its own, found by what it prints, ended by its pid."""
+"""`basilica` as people run it: a process of its own, found by what it prints, ended by its pid.
 
+Most are forked from a server that has imported everything already; `cli_afresh` starts an interpreter.
+"""
+
+import multiprocessing
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-START_SECONDS = 30.0
-BASILICA = [sys.executable, "-m", "basilica.cli.main"]
+from tests.support.entry import become_basilica
+
+SECONDS = 30.0
 Json = dict[str, Any]
 
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload(["tests.support.entry"])
 
-def cli(
-    *arguments: str | Path, env: Mapping[str, str] | None = None, preexec_fn: Callable[[], None] | None = None
-) -> subprocess.CompletedProcess[str]:
+
+def cli(*arguments: str | Path, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
+    command = Command([str(a) for a in arguments], env)
+    stdout = command.read_until(None)
+    return subprocess.CompletedProcess(arguments, command.wait(), stdout, command.stderr)
+
+
+def cli_afresh(
+    *arguments: str | Path, env: Mapping[str, str] | None = None, prefix: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end in an interpreter of its own."""
     return subprocess.run(
-        [*BASILICA, *map(str, arguments)],
+        [*prefix, sys.executable, "-m", "basilica.cli.main", *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
         env=clean_environment() | dict(env or {}),
-        preexec_fn=preexec_fn,
     )
 
 
@@ -38,68 +56,93 @@ def clean_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(("BASILICA_", "XDG_"))}
 
 
-class Server:
-    """A running server. `url` and `key_file` are what it printed."""
+class Command:
+    """A running `basilica`."""
 
-    def __init__(self, state_dir: Path, *options: str, env: Mapping[str, str] | None = None) -> None:
-        self.state_dir = state_dir
-        self.stderr_file = state_dir.with_name(state_dir.name + ".stderr")
-        with self.stderr_file.open("ab") as stderr:
-            self.process = subprocess.Popen(
-                [*BASILICA, "serve", "--port", "0", "--state-dir", str(state_dir), *options],
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                env=clean_environment() | dict(env or {}),
-            )
-        self.printed = self._read_until(b"API key: .*\n")
-        self.url = _found(r"listens on (\S+)", self.printed)
-        self.key_file = Path(_found(r"API key: (\S+)", self.printed))
+    def __init__(self, arguments: list[str], env: Mapping[str, str] | None = None) -> None:
+        directory = tempfile.mkdtemp(prefix="basilica-test-")
+        weakref.finalize(self, shutil.rmtree, directory)
+        self._said = Path(directory) / "stderr"
+        self._said.touch()
+        self._stdout, theirs = _processes.Pipe(duplex=False)
+        given = (arguments, clean_environment() | dict(env or {}), theirs, str(self._said))
+        self.process = _processes.Process(target=become_basilica, args=given, daemon=True)
+        self.process.start()
+        theirs.close()
 
     @property
     def pid(self) -> int:
+        assert self.process.pid is not None
         return self.process.pid
 
     @property
+    def running(self) -> bool:
+        return self.process.is_alive()
+
+    @property
     def stderr(self) -> str:
-        return self.stderr_file.read_text(errors="replace")
+        return self._said.read_text(errors="replace")
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self) -> int:
+        """Its exit code."""
+        self.process.join(SECONDS)
+        assert self.process.exitcode is not None, f"{self.pid} has not ended\n{self.stderr}"
+        self._stdout.close()
+        return self.process.exitcode
+
+    def read_until(self, pattern: bytes | None) -> str:
+        """What it printed, up to where the pattern is found, or to the end."""
+        text, deadline = b"", time.monotonic() + SECONDS
+        while pattern is None or re.search(pattern, text) is None:
+            data = _read(self._stdout, deadline)
+            if not data:
+                break
+            text += data
+        return text.decode()
+
+
+class Server(Command):
+    """`basilica serve`. `url` and `key_file` are what it printed."""
+
+    def __init__(self, state_dir: Path, *options: str, env: Mapping[str, str] | None = None) -> None:
+        super().__init__(["serve", "--port", "0", "--state-dir", str(state_dir), *options], env)
+        self.printed = self.read_until(b"API key: .*\n")
+        if "API key: " not in self.printed:
+            self.kill()
+            raise DidNotStart(self.printed + self.stderr)
+        self.url = _found(r"listens on (\S+)", self.printed)
+        self.key_file = Path(_found(r"API key: (\S+)", self.printed))
 
     @property
     def key(self) -> str:
         return self.key_file.read_text().strip()
 
-    def client(self, key: str | None = None, *, verify: Any = True) -> httpx.Client:
+    def client(self, key: str | None = None, *, verify: Any = False) -> httpx.Client:
         headers = {"Authorization": f"Bearer {key or self.key}"}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=30, trust_env=False, verify=verify)
+        return httpx.Client(base_url=self.url, headers=headers, timeout=SECONDS, trust_env=False, verify=verify)
 
     def kill(self) -> None:
-        self.process.kill()
-        self.process.wait(timeout=30)
-        self._close()
+        if self.running:
+            self.signal(signal.SIGKILL)
+        self.wait()
 
     def stop(self) -> int:
         """SIGTERM; its exit code."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(timeout=30)
-        self._close()
-        return code
+        if self.running:
+            self.signal(signal.SIGTERM)
+        return self.wait()
 
-    def _close(self) -> None:
-        if self.process.stdout is not None:
-            self.process.stdout.close()
 
-    def _read_until(self, pattern: bytes) -> str:
-        assert self.process.stdout is not None
-        fd = self.process.stdout.fileno()
-        text, deadline = b"", time.monotonic() + START_SECONDS
-        while re.search(pattern, text) is None:
-            ready, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
-            data = os.read(fd, 4096) if ready else b""
-            if not data:
-                self.kill()
-                raise AssertionError(f"the server did not start: {text.decode()}\n{self.stderr}")
-            text += data
-        return text.decode()
+class DidNotStart(Exception):
+    """With all that it said."""
+
+
+def _read(pipe: Connection, deadline: float) -> bytes:
+    ready, _, _ = select.select([pipe.fileno()], [], [], max(0.0, deadline - time.monotonic()))
+    return os.read(pipe.fileno(), 65536) if ready else b""
 
 
 @contextmanager
@@ -109,7 +152,7 @@ def serving(state_dir: Path, *options: str, env: Mapping[str, str] | None = None
     try:
         yield server
     finally:
-        if server.process.poll() is None:
+        if server.running:
             _delete_all(server)
         server.stop()
 
@@ -131,7 +174,7 @@ def run_request(name: str, script: str, *, target: int = 1, **more: Any) -> Json
 def wait_for(client: httpx.Client, name: str, done: Callable[[Json], bool]) -> Json:
     """Long-poll until the run satisfies `done`."""
     version = -1
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
         answer = client.get(f"/deployments/{name}/watch", params={"since": max(version, 0), "wait": 10})
         answer.raise_for_status()

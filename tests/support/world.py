@@ -4,9 +4,8 @@ import asyncio
 import functools
 import inspect
 import json
-import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager, closing, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec
 
@@ -23,7 +22,7 @@ from basilica.server.auth import key_record
 from basilica.server.control import DEFAULT_LIMITS, ControlPlane, Settings
 from basilica.server.metrics import Metrics
 from basilica.server.protocol import HttpProtocol
-from basilica.server.serve import SystemClock
+from basilica.server.serve import Listen, SystemClock, bind
 from basilica.stores.memory import MemoryKeys, MemoryStore
 from basilica.testing.fake_runtime import FakeRuntime
 
@@ -68,7 +67,8 @@ class TalkingRuntime(FakeRuntime):
                 yield LogChunk(rank, tuple(kept), f"0:{at}")
                 if not kept:
                     async with self._written:
-                        await self._written.wait_for(lambda: len(self._logs.get((run.instance, rank), [])) > at)
+                        while len(self._logs.get((run.instance, rank), [])) == at:
+                            await self._written.wait()
         finally:
             self.followers -= 1
 
@@ -176,7 +176,7 @@ class World:
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[httpx.AsyncClient]:
         """The app on a socket, as `basilica serve` has it; a client of ann's."""
-        with socket.create_server(("127.0.0.1", 0)) as sock:
+        with closing(bind(Listen(port=0))) as sock:
             config = uvicorn.Config(
                 self.app, http=HttpProtocol, log_config=None, access_log=False, lifespan="off", loop="none"
             )
@@ -185,7 +185,7 @@ class World:
             url = f"http://127.0.0.1:{sock.getsockname()[1]}"
             try:
                 async with httpx.AsyncClient(
-                    base_url=url, headers=bearer(key_of("ann")), timeout=STORY_SECONDS, trust_env=False
+                    base_url=url, headers=bearer(key_of("ann")), timeout=STORY_SECONDS, trust_env=False, verify=False
                 ) as client:
                     yield client
             finally:

@@ -9,10 +9,17 @@ import typer
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d|w)?")
 _SECONDS = {None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 
+
+def _without_tilde(path: Path | None) -> Path | None:
+    """A shell expands `~` in an argument, nobody does in an environment variable."""
+    return None if path is None else path.expanduser()
+
+
 StateDir = Annotated[
     Path | None,
     typer.Option(
         "--state-dir",
+        callback=_without_tilde,
         help="Where runs, logs and keys are kept.",
         envvar="BASILICA_STATE_DIR",
         show_default="$XDG_STATE_HOME/basilica",

@@ -25,8 +25,9 @@ def create(
     Example:
       export BASILICA_API_KEY=$(basilica keys create --user alice)
     """
+    from basilica.places import default_state_dir
     from basilica.server.auth import key_record, new_key
-    from basilica.wiring import default_state_dir, open_keys
+    from basilica.wiring import open_keys
 
     key = new_key()
     record = key_record(key, user, time.time(), note)
@@ -47,8 +48,9 @@ def list_keys(state_dir: StateDir = None, as_json: Json = False) -> None:
     Example:
       basilica keys list --json
     """
+    from basilica.places import default_state_dir
     from basilica.wire.base import rfc3339
-    from basilica.wiring import default_state_dir, open_keys
+    from basilica.wiring import open_keys
 
     async def read() -> list[dict[str, str]]:
         async with open_keys(state_dir or default_state_dir()) as keys:
@@ -78,7 +80,8 @@ def revoke(
     Example:
       basilica keys revoke 3f9c0a1b2d4e
     """
-    from basilica.wiring import default_state_dir, open_keys
+    from basilica.places import default_state_dir
+    from basilica.wiring import open_keys
 
     async def remove() -> bool:
         async with open_keys(state_dir or default_state_dir()) as keys:

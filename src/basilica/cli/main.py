@@ -5,7 +5,7 @@ import sys
 import typer
 
 from basilica import __version__
-from basilica.cli import doctor, keys, prune, serve
+from basilica.cli import doctor, keys, local, prune, serve
 from basilica.core.errors import BasilicaError
 
 app = typer.Typer(
@@ -20,6 +20,7 @@ app.command("serve")(serve.serve)
 app.command("doctor")(doctor.doctor)
 app.command("prune")(prune.prune)
 app.add_typer(keys.app, name="keys")
+app.add_typer(local.app, name="local")
 
 
 def _show_version(wanted: bool) -> None:

@@ -29,4 +29,5 @@ def prune(
         return
     for name in deleted:
         typer.echo(f"removed {name}")
-    typer.echo(f"{len(deleted)} runs removed" if deleted else f"no run ended more than {older_than} ago")
+    removed = "1 run removed" if len(deleted) == 1 else f"{len(deleted)} runs removed"
+    typer.echo(removed if deleted else f"no run ended more than {older_than} ago")

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -32,6 +34,13 @@ def serve(
     retention: Annotated[
         str | None, typer.Option(help="Remove runs so long after their end: 12h, 30d.", show_default="keep them")
     ] = None,
+    idle_exit: Annotated[
+        str,
+        typer.Option(
+            help="Stop when no run is live and nobody has asked anything for so long: 900, 15m.", show_default="never"
+        ),
+    ] = "0",
+    detach: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run a control plane on this machine: an HTTP API, and ranks as processes.
 
@@ -43,10 +52,13 @@ def serve(
       basilica serve --port 8000 --state-dir /srv/basilica --retention 30d
       basilica serve --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
     """
+    if detach is not None:
+        _detach(detach)
+    from basilica.places import default_state_dir
     from basilica.ports import Limits
     from basilica.server.control import Settings
     from basilica.server.serve import Listen
-    from basilica.wiring import default_state_dir, serve_embedded
+    from basilica.wiring import serve_embedded
 
     level = logging.getLevelNamesMapping().get(log_level.upper())
     if level is None:
@@ -57,6 +69,7 @@ def serve(
     settings = Settings(
         limits=Limits(deployments=max_deployments, ranks=max_ranks),
         retention_seconds=None if retention is None else seconds(retention),
+        idle_exit_seconds=seconds(idle_exit) or None,
     )
     key = _read_key(api_key_file) if api_key_file is not None else api_key
 
@@ -65,9 +78,28 @@ def serve(
         typer.echo(f"API key: {directory / 'api-key'}")
         if not listen.loopback and listen.tls_cert is None:
             typer.echo("Keys travel unencrypted: use --tls-cert and --tls-key, or a proxy that does.", err=True)
+        if detach is not None:
+            _tell(detach, url)
+            os.close(detach)
 
     run = uvloop.run if uvloop is not None else asyncio.run
     run(serve_embedded(listen, directory, settings, key, announce))
+
+
+def _detach(fd: int) -> None:
+    """Leave whoever started us: they have no child to wait for, and learn on `fd` our pid now and our URL later.
+
+    Here, where no thread and no event loop has been started yet. An end of file tells them that we have failed.
+    """
+    os.set_inheritable(fd, False)
+    if os.fork():
+        os._exit(0)
+    _tell(fd, str(os.getpid()))
+
+
+def _tell(fd: int, line: str) -> None:
+    with suppress(BrokenPipeError):  # they are gone; we stay
+        os.write(fd, line.encode() + b"\n")
 
 
 def _read_key(path: Path) -> str:

@@ -70,6 +70,13 @@ class Controller:
     def depth(self) -> int:
         return len(self._due)
 
+    @property
+    def busy(self) -> bool:
+        """True while a run is live, or has yet to be looked at."""
+        return bool(self._queued or self._turning or self._back_off) or any(
+            not deployment.status.settled for deployment in self._live.values()
+        )
+
     def live(self) -> list[Deployment]:
         return list(self._live.values())
 
@@ -81,7 +88,7 @@ class Controller:
             except DeploymentNotFound:
                 self._forget(instance)
                 continue
-            except BasilicaError:
+            except Exception:  # whatever it was, the feed must go on
                 log.warning("%s changed and cannot be read; turning it anyway", instance, exc_info=True)
                 version = -1
             ours = self._live.get(instance)
@@ -92,7 +99,11 @@ class Controller:
         if self._due and len(self._tasks) < TURNS_AT_ONCE and not self._closed:
             task = asyncio.create_task(self._work())
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(self._worked)
+
+    def _worked(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._spawn()  # a run that was woken when all workers were just ending
 
     async def _work(self) -> None:
         while self._due and not self._closed:

@@ -14,6 +14,8 @@ BasilicaError
 │   ├── WorldClosed(name, requested_target)
 │   └── BelowMinimumWorld(name, phase, ready, required_min, timeout, rank_exits)    raised by waits only
 ├── RateLimitError(retry_after)                      429
+├── NetworkError(problem)                            raised by clients only: no answer within the time
+├── ServerError(status, message)                     raised by clients only: an answer that is none of these
 ├── StoreUnavailable(problem)                        503   the state cannot be written or read now; nothing was changed
 └── RuntimeUnavailable(problem)                      503   the runtime could not be asked; nothing is known
 """
@@ -178,6 +180,24 @@ class RateLimitError(BasilicaError):
 
     def __str__(self) -> str:
         return f"too many requests; try again in {self.retry_after:g} s"
+
+
+class NetworkError(BasilicaError):
+    """The server could not be reached within the time; the run, if there is one, goes on."""
+
+    code = "NetworkError"
+    retryable = True
+
+
+class ServerError(BasilicaError):
+    code = "ServerError"
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(status, message)
+        self.status, self.message = status, message
+
+    def __str__(self) -> str:
+        return f"the server answered {self.status}: {self.message}"
 
 
 class StoreUnavailable(BasilicaError):

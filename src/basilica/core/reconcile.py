@@ -25,6 +25,7 @@ from basilica.core.status import (
 )
 from basilica.core.world import RankExit, RankStatus
 
+WORLD_READY = "world_ready"
 RELAUNCH_DELAY = 1.0  # a launch that no look shows is asked for again after this
 
 _BENCH_EVENTS = {
@@ -259,11 +260,10 @@ class _Turn:
         for rank in list(self.ranks.values()):
             if rank.rank >= target and rank.phase in (RankPhase.WAITING, RankPhase.LOST):
                 self.ranks[rank.rank] = replace(rank, phase=RankPhase.DROPPED, restart_at=None)
-        if self.spec.resize == "restart":
-            self._revive_lost()
+        self._revive_lost()
 
     def _revive_lost(self) -> None:
-        """A fresh gang is a fresh start for those that had used up their restarts too."""
+        """Who asks for a size or a fresh gang wants all of it: those that had used up their restarts start afresh."""
         for rank in self.wanted():
             if rank.phase is RankPhase.LOST:
                 self.ranks[rank.rank] = self._next_attempt(rank, restarts=0, restart_at=None)
@@ -294,8 +294,8 @@ class _Turn:
         up = sum(r.phase in (RankPhase.RUNNING, RankPhase.SUCCEEDED) for r in self.wanted())
         if not self.status.was_ready and up >= self.spec.world.min:
             self.status = replace(self.status, was_ready=True)
-            self.say(Reason.WORLD_READY, f"{self.spec.world.min} ranks are up: the run can make progress")
-            self._milestone("world_ready")
+            self.say(Reason.WORLD_READY, f"the world has reached its minimum of {self.spec.world.min}")
+            self._milestone(WORLD_READY)
 
     # ---- verdicts ------------------------------------------------------------------------------------------------
 
@@ -328,6 +328,7 @@ class _Turn:
                 self.ranks[rank.rank] = replace(metered, phase=RankPhase.STOPPING, stop_reason=reason)
         self.status = replace(self.status, phase=phase, message=message, terminal_at=self.now)
         self._milestone(phase.value)
+        self._condition("Ready", False, _END_EVENTS[phase].value)
         self.say(_END_EVENTS[phase], message, warning=phase is Phase.FAILED)
 
     def _record_last_failure(self, rank: RankStatus) -> None:
@@ -409,9 +410,9 @@ class _Turn:
         else:
             phase = self._starting_phase()
         if phase is Phase.READY and before is Phase.DEGRADED:
-            self.say(Reason.WORLD_RECOVERED, f"at least {world.min} ranks are up again")
+            self.say(Reason.WORLD_RECOVERED, f"the world is at its minimum of {world.min} again")
         elif phase is Phase.DEGRADED and before is not Phase.DEGRADED:
-            self.say(Reason.WORLD_SHRUNK_BELOW_MIN, f"fewer than {world.min} ranks are up", warning=True)
+            self.say(Reason.WORLD_SHRUNK_BELOW_MIN, f"the world is below its minimum of {world.min}", warning=True)
         whole = ready == self.status.world_target
         was_whole = self.before.ready == self.before.world_target and self.before.world_target > 0
         self.status = replace(
@@ -424,9 +425,8 @@ class _Turn:
 
     def _starting_phase(self) -> Phase:
         wanted = [s for s in self.seen.ranks if s.rank < self.status.world_target]
-        if any(s.sight in (Sight.STARTING, Sight.RUNNING) for s in wanted):
-            return Phase.STARTING
-        return Phase.SCHEDULING if any(s.sight is Sight.QUEUED for s in wanted) else Phase.PENDING
+        up = any(s.sight in (Sight.STARTING, Sight.RUNNING) for s in wanted)
+        return Phase.STARTING if up else Phase.PENDING
 
     def _condition(self, type_: str, holds: bool, reason: str) -> None:
         value = "True" if holds else "False"
@@ -468,7 +468,9 @@ class _Turn:
         if self.ended:
             self.actions.append(EndProbe())
             return self._end_bench(bench, BenchPhase.SKIPPED, "the run ended before the probe was done")
-        if not self._due(self.status.created_at + policy.BENCH_DEADLINE):
+        # Its time begins when the run is ready: before that there is nothing to probe.
+        ready_at = next((m.at for m in self.status.milestones if m.name == WORLD_READY), None)
+        if ready_at is None or not self._due(ready_at + policy.BENCH_DEADLINE):
             if seen is not None and seen.phase is BenchPhase.RUNNING and bench.phase is BenchPhase.PENDING:
                 self._bench_event(BenchPhase.RUNNING, seen.message)
                 return replace(bench, phase=BenchPhase.RUNNING, started_at=self.now, message=seen.message)

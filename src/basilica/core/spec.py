@@ -13,6 +13,7 @@ from basilica.core.world import WorldSize
 GRACE_SECONDS = 10.0
 ENV_BYTES_MAX = 1 << 20
 SCRIPT_BYTES_MAX = 1 << 20
+LABEL_BYTES_MAX = 4096
 ARG_BYTES_MAX = 128 << 10  # the kernel takes no longer single argument or variable
 SECONDS_MAX = 10 * 365 * 86400.0
 
@@ -126,6 +127,9 @@ class DeploymentSpec:
             if value is not None:
                 _check_range(value, name, 0, SECONDS_MAX)
         _check_resources(self.resources)
+        _check_text(self.image, "image", LABEL_BYTES_MAX)
+        for label in (*self.resources.gpus.models, *self.provider_filter.include, *self.provider_filter.exclude):
+            _check_text(label, "a GPU model or provider", LABEL_BYTES_MAX)
         if self.workdir is not None:
             _check_text(self.workdir, "workdir")
             if not self.workdir.startswith("/"):

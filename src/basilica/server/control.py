@@ -18,10 +18,12 @@ DEFAULT_LIMITS = Limits(deployments=10_000, ranks=4096)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """`retention_seconds`: how long ended runs are kept; None keeps them until they are deleted or pruned."""
+    """`retention_seconds`: how long ended runs are kept; None keeps them until they are deleted or pruned.
+    `idle_exit_seconds`: how long the server stays when no run is live and nobody asks; None stays for ever."""
 
     limits: Limits = DEFAULT_LIMITS
     retention_seconds: float | None = None
+    idle_exit_seconds: float | None = None
 
 
 class ControlPlane:
@@ -41,7 +43,7 @@ class ControlPlane:
             version=0,
         )
         size = spec.world
-        events = [Event(Reason.CREATED, f"{size.target} ranks wanted, within {size.min}..{size.max}")]
+        events = [Event(Reason.CREATED, f"a world of {size.target} wanted, within {size.min}..{size.max}")]
         if spec.image and not self.runtime.runs_images:
             text = f"image {spec.image[:200]!r} is not used: ranks are processes of this machine"
             events.append(Event("ImageIgnored", text))
@@ -67,7 +69,7 @@ class ControlPlane:
                 raise WorldClosed(spec.name, target)
             return scaled
 
-        event = Event(Reason.SCALE_REQUESTED, f"{target} ranks wanted")
+        event = Event(Reason.SCALE_REQUESTED, f"a world of {target} wanted")
         return await self.store.change_spec(found.instance, change, [event], limits=self.settings.limits)
 
     async def restart(self, user: str, name: str) -> Deployment:

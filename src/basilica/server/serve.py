@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import functools
 import ipaddress
 import json
 import logging
@@ -19,10 +20,12 @@ import uvicorn
 
 from basilica.controller.loop import Controller
 from basilica.core.errors import BasilicaError
+from basilica.places import NOTE_FILE, start_of
 from basilica.ports import Clock, Keys, Runtime, Store
 from basilica.server.app import build_app
 from basilica.server.auth import digest_of, key_record, new_key
 from basilica.server.control import ControlPlane, Settings
+from basilica.server.idle import IdleExit
 from basilica.server.metrics import Metrics
 from basilica.server.protocol import HttpProtocol
 
@@ -30,6 +33,9 @@ log = logging.getLogger("basilica.server")
 
 DEFAULT_USER = "local"
 DRAIN_SECONDS = 5
+# Longer than clients keep theirs (90 s in the published one), so that it is they who close a connection. It polls every
+# 5 s, does not repeat a request that meets a closing connection, and deletes the run that it was waiting for.
+KEEP_ALIVE_SECONDS = 120
 RETENTION_PERIOD = 3600.0
 
 
@@ -71,7 +77,8 @@ class Parts:
 
 
 async def serve(parts: Parts, listen: Listen, state_dir: Path, announce: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT. Ranks go on; the next server adopts them."""
+    """Serve until SIGTERM or SIGINT, or until idle for as long as the settings say. Ranks go on; the next server
+    adopts them."""
     _check_tls(listen)
     key_file = await ensure_key(parts.keys, parts.clock, state_dir, listen)
     closing = asyncio.Event()
@@ -80,17 +87,28 @@ async def serve(parts: Parts, listen: Listen, state_dir: Path, announce: Callabl
     controller = Controller(parts.store, parts.runtime, parts.clock)
     metrics.add_controller(controller)
     app = build_app(plane, parts.keys, metrics, closing)
-    with contextlib.closing(_bind(listen)) as sock:
+    seconds = parts.settings.idle_exit_seconds
+    idle = None if seconds is None else IdleExit(app, seconds, lambda: controller.busy)
+    server = _Server(_config(idle or app, listen), closing)
+    with contextlib.closing(bind(listen)) as sock, server.obeying_signals():
         url = _url(listen, sock)
-        await controller.start()
         try:
+            await _start(controller, state_dir)
             async with _retention(plane):
-                with _note(state_dir, url, key_file, listen):
-                    server = _Server(_config(app, listen), closing)
+                with _note(state_dir, url, key_file, listen) as withdraw:
+                    server.withdraw = withdraw
                     announce(url)
-                    await server.serve(sockets=[sock])
+                    with contextlib.nullcontext() if idle is None else idle.watching(server.leave):
+                        await server.serve(sockets=[sock])
         finally:
             await controller.close()
+
+
+async def _start(controller: Controller, state_dir: Path) -> None:
+    try:
+        await controller.start()
+    except OSError as error:
+        raise CannotServe(f"cannot take up what is in {state_dir}: {error}") from error
 
 
 async def ensure_key(keys: Keys, clock: Clock, state_dir: Path, listen: Listen) -> Path:
@@ -143,9 +161,10 @@ def _check_tls(listen: Listen) -> None:
         raise CannotServe(f"cannot use {files}: {error.strerror or error}") from error
 
 
-def _bind(listen: Listen) -> socket.socket:
+def bind(listen: Listen) -> socket.socket:
+    """The socket to serve on; in the backlog of its connections nobody is lost while the server starts."""
     family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio sets TCP_NODELAY only if told
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((listen.host, listen.port))
@@ -173,6 +192,7 @@ def _config(app: object, listen: Listen) -> uvicorn.Config:
         access_log=False,
         lifespan="off",
         timeout_graceful_shutdown=DRAIN_SECONDS,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         ssl_certfile=None if listen.tls_cert is None else str(listen.tls_cert),
         ssl_keyfile=None if listen.tls_key is None else str(listen.tls_key),
     )
@@ -184,18 +204,29 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, closing: asyncio.Event) -> None:
         super().__init__(config)
         self._closing = closing
+        self.withdraw: Callable[[], None] = _nothing
+
+    def leave(self) -> None:
+        """Nobody needs us any more."""
+        log.info("idle: no run is live and nobody asks")
+        self.withdraw()
+        self.should_exit = True
 
     def handle_exit(self, sig: int, frame: object) -> None:
         super().handle_exit(sig, frame)  # type: ignore[arg-type]
         self.force_exit = False  # a second Ctrl-C must not leave the state half-closed
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.withdraw()  # first: who finds us may still come in
         self._closing.set()
         await super().shutdown(sockets)
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Handle SIGTERM and SIGINT and, unlike uvicorn, do not raise them again afterwards: we end by returning."""
+    def obeying_signals(self) -> Iterator[None]:
+        """Handle SIGTERM and SIGINT and, unlike uvicorn, do not raise them again afterwards: we end by returning.
+
+        From before anybody is told that we are here, so that nobody can end us halfway.
+        """
         before = {sig: signal.signal(sig, self.handle_exit) for sig in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
@@ -203,19 +234,31 @@ class _Server(uvicorn.Server):
             for sig, handler in before.items():
                 signal.signal(sig, handler)
 
+    def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
+        return contextlib.nullcontext()
+
+
+def _nothing() -> None:
+    pass
+
 
 @contextlib.contextmanager
-def _note(state_dir: Path, url: str, key_file: Path, listen: Listen) -> Iterator[None]:
-    """Where this server can be found, for clients on the same machine; gone when it stops."""
-    path = state_dir / "server.json"
-    note = {"url": url, "pid": os.getpid(), "keyFile": str(key_file)}
+def _note(state_dir: Path, url: str, key_file: Path, listen: Listen) -> Iterator[Callable[[], None]]:
+    """Where this server can be found, for clients on the same machine; gone when it stops, or as soon as the function
+    that it yields is called. Pid and start are one process for ever: nobody takes another for us."""
+    path = state_dir / NOTE_FILE
+    note: dict[str, object] = {"url": url, "pid": os.getpid(), "keyFile": str(key_file), "startedAt": time.time()}
+    ticks = start_of(os.getpid())
+    if ticks is not None:
+        note["startTicks"] = ticks
     if listen.tls_cert is not None:
         note["tlsCert"] = str(listen.tls_cert.absolute())
     _write_private(path, json.dumps(note))
+    withdraw = functools.partial(path.unlink, missing_ok=True)
     try:
-        yield
+        yield withdraw
     finally:
-        path.unlink(missing_ok=True)
+        withdraw()
 
 
 @contextlib.asynccontextmanager

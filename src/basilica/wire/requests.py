@@ -92,6 +92,7 @@ class CreateDeployment(Incoming):
     workdir: str | None = None
     resources: ResourcesBody | None = None
     ttl_seconds: Seconds | None = None
+    volumes: list[dict[str, object]] | None = None
     enable_billing: bool = True
     distributed: DistributedBody | None = None
 
@@ -121,7 +122,9 @@ def parse(model: type[Body], raw: bytes) -> Body:
 
 def to_spec(body: CreateDeployment) -> DeploymentSpec:
     """The core's spec of a create request; every rule that the types do not tell is checked there."""
-    gang = body.distributed or _gang_of(body.replicas)
+    if body.volumes:
+        raise ValidationError("volumes", f"{len(body.volumes)} of them", "are not supported by this server")
+    gang = body.distributed if body.distributed and body.distributed.enabled else _gang_of(body.replicas)
     size = gang.world_size
     return DeploymentSpec(
         name=body.instance_name,

@@ -25,3 +25,8 @@ def test_nothing_is_published(seen: Any) -> None:
     assert seen["make_token"]["text"].startswith("Conflict: this server publishes nothing")
     assert seen["enroll"]["raised"] == "PermissionError"
     assert seen["metadata"]["raised"] == seen["of_missing"]["raised"] == "KeyError"
+
+
+def test_an_idle_connection_outlives_the_pause_between_two_looks(seen: Any) -> None:
+    """The client looks every 5 s over a connection that it keeps, and gives up on a run if that is being closed."""
+    assert seen == {"answer": "HTTP/1.1 200 OK", "closed": False}

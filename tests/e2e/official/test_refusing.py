@@ -79,6 +79,11 @@ def test_more_ranks_than_a_user_may_have_are_refused(seen: Any) -> None:
     assert "requested=5000, limit=4096" in seen["text"]
 
 
+def test_a_request_that_is_too_large_is_refused(seen: Any) -> None:
+    assert seen["raised"] == "RuntimeError"
+    assert seen["text"].startswith("the body is larger than ")
+
+
 def test_odd_but_good_requests_are_accepted(seen: Any) -> None:
     assert len(seen) == 9
     assert set(seen.values()) == {1}

@@ -1,12 +1,13 @@
 """What this machine can do for local ranks, for `basilica doctor`."""
 
+import asyncio
 import os
 import signal
 import sys
 from dataclasses import dataclass
 
-from basilica.runtimes.local.cgroups import DELEGATE, Cgroups
-from basilica.runtimes.local.gpus import GpuInventory
+from basilica.runtimes.local.cgroups import DELEGATE, Cgroups, find
+from basilica.runtimes.local.gpus import GpuInventory, ask_nvidia_smi
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +18,12 @@ class Capability:
     available: bool
     detail: str
     remedy: str = ""
+
+
+async def examine_machine() -> tuple[Capability, ...]:
+    """Look at this machine, without a runtime on it."""
+    found = await asyncio.to_thread(find, {os.getpid()}.__contains__)
+    return capabilities_of(found, await ask_nvidia_smi())
 
 
 def capabilities_of(cgroups: Cgroups, gpus: GpuInventory) -> tuple[Capability, ...]:

@@ -11,6 +11,8 @@ from basilica.runtimes.local.task import CgroupTask
 ROOT = Path("/sys/fs/cgroup")
 LEAF = "basilica-server"
 CPU_PERIOD_US = 100_000
+CPU_QUOTA_MIN_US = 1_000
+CPU_QUOTA_MAX_US = 4096 * CPU_PERIOD_US
 DELEGATE = "systemd-run --user --scope -p Delegate=yes basilica serve"
 
 
@@ -18,7 +20,7 @@ DELEGATE = "systemd-run --user --scope -p Delegate=yes basilica serve"
 class Cgroups:
     """The directories below which ranks get groups of their own; None where there is none that we may use.
 
-    They are also the groups that this process is in; but in the unified hierarchy that may be `unified_home` below it.
+    They are also the groups that this process is in; but in the unified hierarchy that is `unified_home`.
     """
 
     unified: Path | None = None
@@ -61,7 +63,7 @@ def for_rank(cgroups: Cgroups, name: str, *, memory_bytes: int | None, cpu: floa
             if memory_bytes is not None:
                 settings += [("memory.max", str(memory_bytes)), ("memory.swap.max", "0")]
         if "cpu" in cgroups.unified_controllers and cpu is not None:
-            settings.append(("cpu.max", f"{int(cpu * CPU_PERIOD_US)} {CPU_PERIOD_US}"))
+            settings.append(("cpu.max", f"{_quota(cpu)} {CPU_PERIOD_US}"))
         if cgroups.can_kill:
             kill_file = str(path / "cgroup.kill")
         limits = memory_events is not None
@@ -77,13 +79,17 @@ def for_rank(cgroups: Cgroups, name: str, *, memory_bytes: int | None, cpu: floa
         tasks.append(CgroupTask(path=str(path), home=str(cgroups.memory), settings=settings, limits_memory=True))
     if cgroups.cpu is not None and cpu is not None:
         path = cgroups.cpu / name
-        quota = max(1000, int(cpu * CPU_PERIOD_US))
-        settings = [("cpu.cfs_period_us", str(CPU_PERIOD_US)), ("cpu.cfs_quota_us", str(quota))]
+        settings = [("cpu.cfs_period_us", str(CPU_PERIOD_US)), ("cpu.cfs_quota_us", str(_quota(cpu)))]
         tasks.append(CgroupTask(path=str(path), home=str(cgroups.cpu), settings=settings, limits_memory=False))
     if cgroups.freezer is not None and kill_file is None:
         freezer = str(cgroups.freezer / name)
         tasks.append(CgroupTask(path=freezer, home=str(cgroups.freezer), settings=[], limits_memory=False))
     return RankCgroups(tasks=tuple(tasks), memory_events=memory_events, kill_file=kill_file, freezer=freezer)
+
+
+def _quota(cpu: float) -> int:
+    """Microseconds per period, within what the kernel takes."""
+    return min(max(int(cpu * CPU_PERIOD_US), CPU_QUOTA_MIN_US), CPU_QUOTA_MAX_US)
 
 
 def find(
@@ -99,10 +105,9 @@ def find(
     places = dict(_mounted(mounts, root))
     v1 = {kind: _usable(places, mine, kind) for kind in ("memory", "cpu", "freezer")}
     unified, controllers, problem = _unified(places, mine, is_ours)
-    leaf = None if unified is None else unified / LEAF
     return Cgroups(
         unified=unified,
-        unified_home=leaf if leaf is not None and leaf.is_dir() and _is_in(leaf) else None,
+        unified_home=None if unified is None else _home(unified, places[""] / mine[""].lstrip("/")),
         unified_controllers=controllers,
         memory=v1["memory"],
         cpu=v1["cpu"],
@@ -144,18 +149,25 @@ def _usable(places: Mapping[str, Path], mine: Mapping[str, str], kind: str) -> P
 
 
 def _may_make_groups(directory: Path) -> bool:
+    """True if a group made there can hold processes; below a threaded one it cannot."""
     probe = directory / f"basilica-probe-{os.getpid()}"
+    kind = probe / "cgroup.type"
     try:
         probe.mkdir()
+        useful = not kind.exists() or kind.read_text().strip() == "domain"
         probe.rmdir()
     except OSError:
         return False
-    return True
+    return useful
 
 
 def _unified(
     places: Mapping[str, Path], mine: Mapping[str, str], is_ours: Callable[[int], bool]
 ) -> tuple[Path | None, frozenset[str], str]:
+    """Where to make groups in the unified hierarchy, what they can limit, and why not more.
+
+    Best is our own group. Where others live in it, groups beside it will do, if we may make any there.
+    """
     own = _usable(places, mine, "")
     if own is None:
         return None, frozenset(), f"no control group of this process may be divided; try: {DELEGATE}"
@@ -164,19 +176,33 @@ def _unified(
     offered = set((own / "cgroup.controllers").read_text().split()) & {"memory", "cpu"}
     if not offered:
         return own, frozenset(), f"the memory controller is not delegated to this process; try: {DELEGATE}"
-    enabled = _enable(own, offered)
-    if not enabled and _move_into_leaf(own, is_ours):
+    # Not even tried where processes live: the kernel would allow cpu alone and make the group's children useless.
+    enabled: frozenset[str] = frozenset()
+    if offered <= _enabled(own) or _is_free(own) or _move_into_leaf(own, is_ours):
         enabled = _enable(own, offered)
     if "memory" in enabled:
-        return own, frozenset(enabled), ""
-    return own, frozenset(enabled), f"other processes share the control group of this one; try: {DELEGATE}"
+        return own, enabled, ""
+    if own != places[""] and "memory" in _enabled(own.parent) and _may_make_groups(own.parent):
+        return own.parent, frozenset(_enabled(own.parent) & {"memory", "cpu"}), ""
+    return own, enabled, f"other processes share the control group of this one; try: {DELEGATE}"
 
 
-def _enable(group: Path, controllers: set[str]) -> set[str]:
-    for controller in controllers:
+def _is_free(group: Path) -> bool:
+    """It may be divided: no process is in it, or it is the root, where that does not matter."""
+    return not (group / "cgroup.type").exists() or not (group / "cgroup.procs").read_text().split()
+
+
+def _enable(group: Path, controllers: set[str]) -> frozenset[str]:
+    """Have children of the group limited by these controllers; returns those for which that is so."""
+    missing = controllers - _enabled(group)
+    if missing:
         with suppress(OSError):  # what came of it is read below
-            (group / "cgroup.subtree_control").write_text(f"+{controller}")
-    return set((group / "cgroup.subtree_control").read_text().split()) & controllers
+            (group / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in sorted(missing)))
+    return frozenset(_enabled(group) & controllers)
+
+
+def _enabled(group: Path) -> set[str]:
+    return set((group / "cgroup.subtree_control").read_text().split())
 
 
 def _move_into_leaf(group: Path, is_ours: Callable[[int], bool]) -> bool:
@@ -194,8 +220,13 @@ def _move_into_leaf(group: Path, is_ours: Callable[[int], bool]) -> bool:
     return True
 
 
-def _is_in(group: Path) -> bool:
-    return str(os.getpid()) in (group / "cgroup.procs").read_text().split()
+def _home(unified: Path, before: Path) -> Path:
+    """The group that this process is in now: the leaf that it moved to, or the one that it was in before."""
+    for group in (unified / LEAF, before):
+        with suppress(OSError):
+            if str(os.getpid()) in (group / "cgroup.procs").read_text().split():
+                return group
+    return unified
 
 
 def _has_kill(group: Path) -> bool:

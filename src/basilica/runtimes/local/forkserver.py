@@ -11,6 +11,9 @@ from basilica.core.errors import RuntimeUnavailable
 from basilica.runtimes.local import supervisor
 from basilica.runtimes.local.task import StartReply, StartRequest
 
+ANSWER_WITHIN_S = 60.0
+EXIT_WITHIN_S = 5.0
+
 
 class ForkServer:
     """`descriptors` is the soft limit of open files that ranks get."""
@@ -42,13 +45,14 @@ class ForkServer:
         async with self._turn:
             for _ in range(2):
                 try:
-                    return await self._ask(message)
-                except (ConnectionError, EOFError):
+                    async with asyncio.timeout(ANSWER_WITHIN_S):
+                        return await self._ask(message)
+                except (ConnectionError, EOFError, TimeoutError):
                     await self._let_go()
                 except BaseException:
                     await asyncio.shield(self._let_go())  # half a message may be on its way: start afresh
                     raise
-        raise RuntimeUnavailable(f"the fork server does not stay up; see {self._complaints}")
+        raise RuntimeUnavailable(f"the fork server does not answer; see {self._complaints}")
 
     async def _ask(self, message: bytes) -> StartReply:
         control = self._control or self._spawn()
@@ -93,5 +97,13 @@ class ForkServer:
             self._control.close()
             self._control = None
         if self._process is not None:
-            await asyncio.to_thread(self._process.wait)
-            self._process = None
+            process, self._process = self._process, None
+            await asyncio.to_thread(_wait_or_kill, process)
+
+
+def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(EXIT_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        process.kill()  # supervisors do not depend on it
+        process.wait()

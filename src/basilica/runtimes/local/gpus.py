@@ -126,13 +126,20 @@ def allocate(inventory: GpuInventory, held: Mapping[Key, Collection[str]], queue
         if left:
             in_stock = len(inventory.matching(wish))
             have = sum(1 for gpu in inventory.matching(wish) if gpu.uuid not in taken | given)
-            behind = f" behind {ahead[-1]!r}" if ahead else ""
+            behind = f" behind {ahead[-1]!r}" if ahead else _held_by(held, inventory.matching(wish))
             note = f"waiting for {_gpus(len(left) * wish.count)}{behind} ({have} of {in_stock} free)"
             notes |= dict.fromkeys(left, note)
             ahead.append(waiting.run.spec.name)
             free = [gpu for gpu in free if not _fits(gpu, wish)]
         taken |= given
     return Allocation(granted, notes)
+
+
+def _held_by(held: Mapping[Key, Collection[str]], gpus: Sequence[Gpu]) -> str:
+    """The runs in whose hands those GPUs are."""
+    wanted = {gpu.uuid for gpu in gpus}
+    runs = sorted({key.instance for key, uuids in held.items() if not wanted.isdisjoint(uuids)})
+    return f" held by {', '.join(runs)}" if runs else ""
 
 
 def _impossible(inventory: GpuInventory, waiting: Waiting) -> str | None:

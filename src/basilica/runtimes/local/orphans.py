@@ -9,25 +9,25 @@ from contextlib import suppress
 from pathlib import Path
 
 from basilica.runtimes.local import supervisor
-from basilica.runtimes.local.layout import Key
+from basilica.runtimes.local.layout import Key, Layout
 from basilica.runtimes.local.records import Claim, Exit
 
 KILL_AGAIN_S = 0.05
 
 
-async def bury_orphan(key: Key, claim: Claim, stop_file: str) -> Exit:
+async def bury_orphan(layout: Layout, key: Key, claim: Claim) -> Exit:
     """Kill what is left of an attempt whose supervisor and rank are gone. Nobody knows how it ended."""
     finished_at = time.time()
-    while await asyncio.to_thread(kill_leftovers, key, claim):
+    while await asyncio.to_thread(kill_leftovers, layout, key, claim):
         await asyncio.sleep(KILL_AGAIN_S)
     for path in claim.cgroups:
         supervisor.remove_cgroup(path)
-    stopped = await asyncio.to_thread(os.path.exists, stop_file)
+    stopped = await asyncio.to_thread(os.path.exists, layout.stop(key))
     reason = "Cancelled" if stopped else "Unknown"
     return Exit(exit_code=None, reason=reason, finished_at=finished_at, stopped=stopped)
 
 
-def kill_leftovers(key: Key, claim: Claim) -> bool:
+def kill_leftovers(layout: Layout, key: Key, claim: Claim) -> bool:
     """SIGKILL to all that belongs to the attempt; True if there was something. By cgroup, else by its environment."""
     left = False
     for path in claim.cgroups:
@@ -35,7 +35,7 @@ def kill_leftovers(key: Key, claim: Claim) -> bool:
         left = left or bool(members)
         if members and not supervisor.kill_cgroup(os.path.join(path, "cgroup.kill")):
             _kill(members)
-    strays = _with_environment_of(key)
+    strays = _with_environment_of(layout, key)
     _kill(strays)
     return left or bool(strays)
 
@@ -47,12 +47,15 @@ def _members(cgroup: str) -> list[int]:
         return []
 
 
-def _with_environment_of(key: Key) -> list[int]:
-    """Processes that were started with the environment of this attempt: its children keep it unless they hide."""
+def _with_environment_of(layout: Layout, key: Key) -> list[int]:
+    """Processes that were started with the environment of this attempt: its children keep it unless they hide.
+
+    The directory tells them from those of another server on this machine, whatever its runs are called.
+    """
     if sys.platform != "linux":
         return []
     marks = {
-        f"BASILICA_DEPLOYMENT={key.instance}".encode(),
+        f"BASILICA_CHECKPOINT_DIR={layout.checkpoints(key.instance)}".encode(),
         f"BASILICA_RANK={key.rank}".encode(),
         f"BASILICA_ATTEMPT={key.attempt}".encode(),
     }

@@ -6,6 +6,7 @@ file is to claim the attempt. All fit into the file's first block: a full disk c
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,10 +110,8 @@ def bury(path: str, exit: Exit) -> bool:
 
 def write_stop(path: str, grace_seconds: float) -> None:
     """Ask for the end. A later wish may shorten the grace, never lengthen it, even if nobody has read the first yet."""
-    try:
+    with suppress(FileNotFoundError, ValueError):  # the first wish, or one that a power cut left empty
         grace_seconds = min(grace_seconds, float(json.loads(supervisor.read_file(path))["grace"]))
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        pass  # the first wish, or one that a power cut left empty
     os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
     draft = f"{path}.draft"
     with open(draft, "w", encoding="utf-8") as file:

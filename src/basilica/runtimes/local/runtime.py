@@ -8,10 +8,11 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from basilica.core.actions import Launch, Probe, Stop
 from basilica.core.errors import RuntimeUnavailable
@@ -37,7 +38,9 @@ from basilica.runtimes.local.wakeups import Told, Wakeups
 
 LOG_LIMIT_BYTES = 64 << 20
 ENDED_ATTEMPTS_SHOWN = 4
+ENDED_RUNS_KEPT = 256
 LINE_OPENS_AFTER_S = 0.5
+RUNS_REMEMBERED = 256
 NO_BENCH = SeenBench(
     phase=BenchPhase.SKIPPED,
     message="the bench probe measures the link between two nodes, and this run has one machine",
@@ -72,10 +75,12 @@ class LocalRuntime:
         self._mark = sha256(bytes(self._layout.root)).hexdigest()[:8]
         self._wake: Callable[[str], None] | None = None
         self._runs: dict[str, dict[Key, Attempt]] = {}
+        self._ended: dict[str, None] = {}  # runs all of whose attempts have ended, by when they were last looked at
         self._line_opens_at = 0.0
+        self._sweep_at = RUNS_REMEMBERED
         self._failures: dict[Key, str] = {}
         self._readers: dict[str, set[asyncio.Event]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
         self._cgroups = cgroups.Cgroups()
 
     # ------------------------------------------------------------------------------------------------ begin and end
@@ -95,9 +100,10 @@ class LocalRuntime:
         self._cgroups = await asyncio.to_thread(cgroups.find, ours.__contains__)
         if self._inventory is None:
             self._line.inventory = await ask_nvidia_smi()
-        instances = await asyncio.to_thread(_unended, self._layout)
-        if instances:
-            # Runs that waited for GPUs come back in any order: let the first come first before giving any out.
+        with _or_unavailable("cannot read the runs that an earlier server left"):
+            instances = await asyncio.to_thread(_unended, self._layout)
+        if self._layout.instances():
+            # Runs that waited for GPUs come back in any order: let the oldest come too before giving any out.
             self._line_opens_at = asyncio.get_running_loop().time() + LINE_OPENS_AFTER_S
         for instance in instances:
             with suppress(RuntimeUnavailable):  # its own `observe` says so; the others are not to suffer
@@ -134,10 +140,32 @@ class LocalRuntime:
                 if ended[attempt.key.rank] > ENDED_ATTEMPTS_SHOWN:
                     continue
             shown.append(attempt)
+        if table and not any(attempt.sight is not Sight.ENDED for attempt in table.values()):
+            self._keep_ended(run.instance)
         shown.sort(key=lambda attempt: attempt.key)
         ranks = tuple(attempt.seen(self._node) for attempt in shown)
+        if len(self._runs) > self._sweep_at:
+            self._forget_old_runs()
         bench = None if run.spec.bench is None else NO_BENCH
         return Sighting(ranks=ranks, bench=bench, warnings=self._warnings(run))
+
+    def _forget_old_runs(self) -> None:
+        """Runs that have ended are read again from disk if anybody asks: with their last lines they take room."""
+        ended = [name for name, table in self._runs.items() if all(a.sight is Sight.ENDED for a in table.values())]
+        for name in ended[: -RUNS_REMEMBERED // 2]:
+            del self._runs[name]
+        self._sweep_at = len(self._runs) + RUNS_REMEMBERED
+
+    def _keep_ended(self, instance: str) -> None:
+        """Of runs that have ended only the latest stay in memory; the others are read again if somebody asks."""
+        self._ended.pop(instance, None)
+        self._ended[instance] = None
+        while len(self._ended) > ENDED_RUNS_KEPT:
+            oldest = next(iter(self._ended))
+            del self._ended[oldest]
+            table = self._runs.get(oldest, {})
+            if all(attempt.sight is Sight.ENDED for attempt in table.values()):
+                self._runs.pop(oldest, None)
 
     def _warnings(self, run: Run) -> tuple[tuple[str, str], ...]:
         warnings = []
@@ -255,7 +283,7 @@ class LocalRuntime:
             self._take_in(key, record)
 
     async def _bury(self, key: Key, record: Record) -> None:
-        exit = await bury_orphan(key, record.claim, self._layout.stop(key))
+        exit = await bury_orphan(self._layout, key, record.claim)
         self._write_end(key, record, exit)
 
     def _write_end(self, key: Key, record: Record, exit: Exit) -> None:
@@ -300,7 +328,7 @@ class LocalRuntime:
         failed = [problem for key in wanted if (problem := self._failures.pop(key, None)) is not None]
         if failed:
             raise RuntimeUnavailable(f"cannot start ranks of {run.instance}: {failed[0]}")
-        fresh = {key: launch for key, launch in wanted.items() if _may_start(table, key)}
+        fresh = {key: wanted[key] for key in _startable(table, wanted)}
         if not fresh:
             return
         wish = run.spec.resources.gpus
@@ -308,13 +336,15 @@ class LocalRuntime:
             await self._start_ranks(run, dict.fromkeys(fresh.values(), ()))
             return
         for key in fresh:
-            table[key] = Attempt(key=key, sight=Sight.QUEUED)
+            table[key] = Attempt(key=key, sight=Sight.QUEUED, note="waiting for GPUs")
         self._line.join(run, fresh)
         await self._serve_line(run.instance)
 
     async def _serve_line(self, instance: str | None = None) -> None:
         """Start those whose turn it is. If ranks of `instance` cannot be started, that is raised."""
         loop = asyncio.get_running_loop()
+        if self._wake is None:
+            return
         if loop.time() < self._line_opens_at:
             loop.call_at(self._line_opens_at, lambda: self._spawn(self._serve_line()))
             return
@@ -449,7 +479,7 @@ class LocalRuntime:
         attempt = self._runs.get(key.instance, {}).get(key)
         record = read_record(self._layout.record(key))
         if attempt is not None and attempt.sight is not Sight.ENDED and record is not None:
-            self._spawn(asyncio.to_thread(kill_leftovers, key, record.claim))
+            self._spawn(asyncio.to_thread(kill_leftovers, self._layout, key, record.claim))
 
     async def remove(self, run: Run) -> None:
         for attempt in (await self._table(run.instance)).values():
@@ -458,6 +488,7 @@ class LocalRuntime:
         with _or_unavailable(f"cannot remove what is kept of {run.instance}"):
             await asyncio.to_thread(_remove_run, self._layout, run.instance)
         self._runs.pop(run.instance, None)
+        self._ended.pop(run.instance, None)
 
     # -------------------------------------------------------------------------------------------------------- bench
 
@@ -487,19 +518,21 @@ class LocalRuntime:
             if not readers:
                 self._readers.pop(run.instance, None)
 
-    def _spawn(self, work: Awaitable[object]) -> None:
-        async def quietly() -> None:
-            await work
-
-        task = asyncio.get_running_loop().create_task(quietly())
+    def _spawn(self, work: Coroutine[Any, Any, object]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
 
-def _may_start(table: dict[Key, Attempt], key: Key) -> bool:
-    """False if the attempt is there, a newer one is, or an older one has not ended yet."""
-    of_rank = [attempt for attempt in table.values() if attempt.key.rank == key.rank]
-    return all(other.key.attempt < key.attempt and other.sight is Sight.ENDED for other in of_rank)
+def _startable(table: Mapping[Key, Attempt], wanted: Iterable[Key]) -> list[Key]:
+    """Those that are not there yet, with no newer attempt of their rank there, and none that has not ended."""
+    newest: dict[int, int] = {}
+    busy: set[int] = set()
+    for key, attempt in table.items():
+        newest[key.rank] = max(newest.get(key.rank, -1), key.attempt)
+        if attempt.sight is not Sight.ENDED:
+            busy.add(key.rank)
+    return [key for key in wanted if key.rank not in busy and newest.get(key.rank, -1) < key.attempt]
 
 
 def _unended(layout: Layout) -> list[str]:

@@ -38,6 +38,7 @@ FALLOC_FL_KEEP_SIZE = 1
 FALLOC_FL_PUNCH_HOLE = 2
 BLOCK = 4096
 
+LOGS_KEPT = 16
 LOOK_AT_LOG_EVERY_S = 1.0
 KILL_AGAIN_AFTER_S = 0.02
 KILL_AGAIN_AT_MOST_S = 1.0
@@ -109,7 +110,10 @@ def read_message(fd: int) -> Any:
 def read_exactly(fd: int, size: int) -> bytes | None:
     parts = []
     while size:
-        part = os.read(fd, min(size, 1 << 20))
+        try:
+            part = os.read(fd, min(size, 1 << 20))
+        except ConnectionResetError:  # it died with an answer of ours unread
+            return None
         if not part:
             return None
         parts.append(part)
@@ -170,11 +174,9 @@ class Supervisor:
             self.finished_at = time.time()
             self.finish(exit_code=code, start_error=sentence)
             return
-        append(
-            self.record,
-            "running",
-            {"pid": self.rank_pid, "start": start_time(self.rank_pid), "started_at": time.time()},
-        )
+        rank = {"pid": self.rank_pid, "start": start_time(self.rank_pid), "started_at": time.time()}
+        with suppress(OSError):  # a failing disk is no reason to leave the rank alone
+            append(self.record, "running", rank)
         self.tell("started")
         status = self.wait()
         if os.WIFSIGNALED(status):
@@ -213,6 +215,8 @@ class Supervisor:
         if record is None:
             return False
         self.record = record
+        with suppress(OSError):  # a rank that fails again and again does not fill the disk
+            os.unlink(f"{self.directory}/{self.task['attempt'] - LOGS_KEPT}.log")
         return True
 
     def execute(self) -> tuple[int, str] | None:
@@ -268,6 +272,8 @@ class Supervisor:
                 denied = True
             except OSError as error:
                 return 126, exec_problem(program, error)
+            except (ValueError, NotImplementedError) as error:  # what this system's C library does not take
+                return 126, f"cannot execute {program}: {error}"
             else:
                 return None
         return (126, f"not executable: {program}") if denied else (127, f"no such program: {program}")
@@ -346,6 +352,9 @@ class Supervisor:
 
     def kill_tree(self) -> None:
         """SIGKILL to everything that the rank started. The cgroup catches what forks meanwhile; the walk, the rest."""
+        if sys.platform != "linux":
+            send_to_group(self.rank_pid, signal.SIGKILL)
+            return
         killed = kill_cgroup(self.task["kill_file"]) or kill_frozen(self.task["freezer"])
         if not killed or self.kill_pause > KILL_AGAIN_AFTER_S:
             for pid in descendants(os.getpid()):
@@ -587,7 +596,10 @@ class LogLimit:
     def trim(self) -> None:
         self.looked_at, self.look_at = time.monotonic(), NEVER
         self.arm()  # before the look: what is written after it is told of
-        end = (os.fstat(self.log).st_size - self.limit) // BLOCK * BLOCK
+        size = os.fstat(self.log).st_size
+        if size < self.freed:
+            self.freed = 0  # the program truncated its own output
+        end = (size - self.limit) // BLOCK * BLOCK
         if end - self.freed >= max(BLOCK, self.limit // 16) and self.free(end):
             self.freed = end
 
@@ -620,7 +632,7 @@ def start_time(pid: int) -> int:
 
 def descendants(root: int) -> list[int]:
     children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc") if sys.platform == "linux" else ():
+    for name in os.listdir("/proc"):
         if name.isdigit():
             try:
                 parent = int(read_file(f"/proc/{name}/stat").rpartition(b")")[2].split()[1])

@@ -1,8 +1,11 @@
 """What else the client can ask of a server."""
 
+import socket
 from typing import Any
 
 from tests.e2e.official.published import User, basilica, outcome, plain, story
+
+POLL_SECONDS = 5  # the client's longest pause in most waits
 
 
 @story
@@ -37,3 +40,17 @@ def nothing_is_published(user: User) -> Any:
         "metadata": outcome(lambda: client.get_public_deployment_metadata(name)),
         "of_missing": outcome(lambda: client.get_enrollment_status("missing")),
     }
+
+
+@story
+def an_idle_connection_outlives_the_pause_between_two_looks(user: User) -> Any:
+    host, port = user.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=POLL_SECONDS + 2) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer, closed = b"", True
+        try:
+            while part := connection.recv(4096):
+                answer += part
+        except TimeoutError:
+            closed = False
+    return {"answer": answer[:15].decode(), "closed": closed}

@@ -91,6 +91,11 @@ def more_ranks_than_a_user_may_have_are_refused(user: User) -> Any:
 
 
 @story
+def a_request_that_is_too_large_is_refused(user: User) -> Any:
+    return outcome(lambda: user.deploy("too-large", ["true"], env={"LARGE": "x" * (10 << 20)}))
+
+
+@story
 def odd_but_good_requests_are_accepted(user: User) -> Any:
     good: dict[str, dict[str, Any]] = {
         "no-gpu": {"gpu_count": 0},

@@ -1,0 +1,236 @@
+"""The two drivers of flows: one blocks, one awaits. All that the SDK does to the outside happens here.
+
+A driver that was inherited through a fork opens connections of its own.
+"""
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass
+from typing import Any, TypeVar, assert_never
+
+import httpx
+
+from basilica.client.effects import Answer, Call, Effect, Emit, Flow, Lines, NextLine, NoAnswer, Now, Sleep
+
+T = TypeVar("T")
+CONNECT_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a server is and what it is asked with."""
+
+    url: str
+    key: str | None = None
+    verify: Any = True
+
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.key}"} if self.key else {}
+
+
+class BlockingDriver:
+    """Runs flows in the calling thread."""
+
+    def __init__(self, locate: Callable[[], Endpoint]) -> None:
+        self._locate = locate
+        self._http: httpx.Client | None = None
+        self._endpoint: Endpoint | None = None
+        self._pid = 0
+
+    def run(self, flow: Flow[T]) -> T:
+        outcome: list[T] = []
+        for value in self._drive(flow, outcome):
+            raise TypeError(f"this flow emits values and must be iterated over: {value!r}")
+        return outcome[0]
+
+    def iterate(self, flow: Flow[None]) -> Iterator[Any]:
+        """The values that a flow emits; closing the iterator closes the flow and its stream."""
+        yield from self._drive(flow, [])
+
+    def close(self) -> None:
+        if self._http is not None and self._pid == os.getpid():
+            self._http.close()
+        self._http = None
+
+    def _drive(self, flow: Flow[Any], outcome: list[Any]) -> Generator[Any, None, None]:
+        with ExitStack() as opened:
+            lines: Iterator[str] | None = None
+            reply: Any = None
+            try:
+                while True:
+                    effect: Effect = flow.send(reply)
+                    match effect:
+                        case Call():
+                            reply = self._call(effect)
+                        case Sleep(seconds, jitter):
+                            time.sleep(_jittered(seconds, jitter))
+                            reply = None
+                        case Now():
+                            reply = time.monotonic()
+                        case Emit(value):
+                            reply = yield value
+                        case Lines(call):
+                            reply, lines = self._open(call, opened)
+                        case NextLine():
+                            reply = self._next(lines)
+                        case _:
+                            assert_never(effect)
+            except StopIteration as done:
+                outcome.append(done.value)
+            finally:
+                flow.close()
+
+    def _client(self) -> httpx.Client:
+        endpoint = self._locate()
+        if self._http is None or self._pid != os.getpid() or endpoint != self._endpoint:
+            timeout = httpx.Timeout(30, connect=CONNECT_SECONDS)
+            self._http = httpx.Client(
+                base_url=endpoint.url, headers=endpoint.headers(), timeout=timeout, verify=endpoint.verify
+            )
+            self._pid, self._endpoint = os.getpid(), endpoint
+        return self._http
+
+    def _call(self, call: Call) -> Answer | NoAnswer:
+        try:
+            answer = self._client().request(**_request(call))
+        except httpx.TransportError as error:
+            return _no_answer(error)
+        return Answer(answer.status_code, answer.headers, answer.content)
+
+    def _open(self, call: Call, opened: ExitStack) -> tuple[Answer | NoAnswer, Iterator[str] | None]:
+        opened.close()
+        try:
+            answer = opened.enter_context(self._client().stream(**_request(call, endless=True)))
+            if answer.is_error:
+                return Answer(answer.status_code, answer.headers, answer.read()), None
+        except httpx.TransportError as error:
+            return _no_answer(error), None
+        return Answer(answer.status_code, answer.headers, b""), answer.iter_lines()
+
+    def _next(self, lines: Iterator[str] | None) -> str | NoAnswer | None:
+        if lines is None:
+            return None
+        try:
+            return next(lines, None)
+        except httpx.TransportError as error:
+            return _no_answer(error)
+
+
+class AsyncDriver:
+    """Runs flows in the caller's event loop; connections belong to the loop that made them."""
+
+    def __init__(self, locate: Callable[[], Endpoint]) -> None:
+        self._locate = locate
+        self._http: httpx.AsyncClient | None = None
+        self._endpoint: Endpoint | None = None
+        self._home: tuple[int, int] = (0, 0)
+
+    async def run(self, flow: Flow[T]) -> T:
+        outcome: list[T] = []
+        async for value in self._drive(flow, outcome):
+            raise TypeError(f"this flow emits values and must be iterated over: {value!r}")
+        return outcome[0]
+
+    async def iterate(self, flow: Flow[None]) -> AsyncGenerator[Any, None]:
+        async for value in self._drive(flow, []):
+            yield value
+
+    async def close(self) -> None:
+        if self._http is not None and self._home == _here():
+            await self._http.aclose()
+        self._http = None
+
+    async def _drive(self, flow: Flow[Any], outcome: list[Any]) -> AsyncGenerator[Any, None]:
+        async with AsyncExitStack() as opened:
+            lines: AsyncGenerator[str, None] | None = None
+            reply: Any = None
+            try:
+                while True:
+                    effect: Effect = flow.send(reply)
+                    match effect:
+                        case Call():
+                            reply = await self._call(effect)
+                        case Sleep(seconds, jitter):
+                            await asyncio.sleep(_jittered(seconds, jitter))
+                            reply = None
+                        case Now():
+                            reply = time.monotonic()
+                        case Emit(value):
+                            reply = yield value
+                        case Lines(call):
+                            reply, lines = await self._open(call, opened)
+                        case NextLine():
+                            reply = await self._next(lines)
+                        case _:
+                            assert_never(effect)
+            except StopIteration as done:
+                outcome.append(done.value)
+            finally:
+                flow.close()
+
+    async def _client(self) -> httpx.AsyncClient:
+        endpoint = await asyncio.to_thread(self._locate) if self._endpoint is None else self._locate()
+        if self._http is None or self._home != _here() or endpoint != self._endpoint:
+            timeout = httpx.Timeout(30, connect=CONNECT_SECONDS)
+            self._http = httpx.AsyncClient(
+                base_url=endpoint.url, headers=endpoint.headers(), timeout=timeout, verify=endpoint.verify
+            )
+            self._home, self._endpoint = _here(), endpoint
+        return self._http
+
+    async def _call(self, call: Call) -> Answer | NoAnswer:
+        try:
+            answer = await (await self._client()).request(**_request(call))
+        except httpx.TransportError as error:
+            return _no_answer(error)
+        return Answer(answer.status_code, answer.headers, answer.content)
+
+    async def _open(self, call: Call, opened: Any) -> tuple[Answer | NoAnswer, Any]:
+        await opened.aclose()
+        try:
+            client = await self._client()
+            answer = await opened.enter_async_context(client.stream(**_request(call, endless=True)))
+            if answer.is_error:
+                return Answer(answer.status_code, answer.headers, await answer.aread()), None
+        except httpx.TransportError as error:
+            return _no_answer(error), None
+        return Answer(answer.status_code, answer.headers, b""), answer.aiter_lines()
+
+    async def _next(self, lines: Any) -> str | NoAnswer | None:
+        if lines is None:
+            return None
+        try:
+            return await anext(lines, None)
+        except httpx.TransportError as error:
+            return _no_answer(error)
+
+
+def _here() -> tuple[int, int]:
+    return os.getpid(), id(asyncio.get_running_loop())
+
+
+def _jittered(seconds: float, jitter: bool) -> float:
+    return max(0.0, seconds * random.uniform(0.5, 1.5) if jitter else seconds)
+
+
+def _request(call: Call, *, endless: bool = False) -> dict[str, Any]:
+    timeout = httpx.Timeout(None if endless else call.timeout, connect=min(CONNECT_SECONDS, call.timeout))
+    request: dict[str, Any] = {"method": call.method, "url": call.path, "timeout": timeout}
+    if call.params:
+        request["params"] = {k: v for k, v in call.params.items() if v is not None}
+    if call.headers:
+        request["headers"] = dict(call.headers)
+    if call.content is not None:
+        request["content"] = call.content
+    elif call.body is not None:
+        request["json"] = call.body
+    return request
+
+
+def _no_answer(error: httpx.TransportError) -> NoAnswer:
+    sent = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+    return NoAnswer(f"{type(error).__name__}: {error}", sent)

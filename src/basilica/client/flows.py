@@ -1,0 +1,286 @@
+"""The operations of the SDK, one generator each: what to ask for, how often, and what the answers mean.
+
+Transient failures (no connection, 429, 502, 503, 504) are asked again within the caller's time. A network blip never
+ends a run: nothing here deletes what it cannot reach.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from basilica.client.effects import Answer, Call, Emit, Flow, Lines, NextLine, NoAnswer, Now, Sleep
+from basilica.client.problems import TRANSIENT, error_of, retry_after
+from basilica.client.views import BenchStatus, Event, RunView, parse_event, parse_run, parse_summary
+from basilica.core import waits
+from basilica.core.errors import (
+    BelowMinimumWorld,
+    DeploymentNotFound,
+    NetworkError,
+    RateLimitError,
+    ServerError,
+    UDTerminalState,
+    WorldSizeOutOfBounds,
+)
+from basilica.core.world import WorldStatus
+
+PATIENCE = 30.0  # how long a call that has no timeout of its own is asked again
+FIRST_DELAY = 0.1
+LONGEST_DELAY = 5.0
+LONG_POLL = 30.0  # how long one watch request stays open
+NOTICE = 5.0  # how long a server may be silent before somebody who watches is told
+FIRST_POLL = 0.5  # against a server that cannot be watched
+LONGEST_POLL = 5.0
+NEVER = float("inf")
+
+
+@dataclass(slots=True)
+class Remembered:
+    """What a handle knows: its last answer, and the target that it asked a server without generations for."""
+
+    name: str
+    view: RunView | None = None
+    requested_target: int | None = None
+
+    @property
+    def path(self) -> str:
+        return f"/deployments/{quote(self.name, safe='')}"
+
+    def take(self, view: RunView) -> RunView:
+        self.view, self.name = view, view.instance
+        if view.is_terminal:
+            self.requested_target = None
+        return view
+
+
+# ---- asking ------------------------------------------------------------------------------------------------------
+
+
+def ask(call: Call, *, name: str = "", patience: float = PATIENCE) -> Flow[Answer]:
+    """One request, again while it fails for reasons that pass, within `patience` seconds. Errors are raised by type."""
+    deadline = (yield Now()) + patience
+    delay = FIRST_DELAY
+    while True:
+        answer: Answer | NoAnswer = yield call
+        if isinstance(answer, Answer) and answer.status < 400:
+            return answer
+        failure = NetworkError(answer.problem) if isinstance(answer, NoAnswer) else error_of(answer, name)
+        left = deadline - (yield Now())
+        if left <= 0 or (isinstance(answer, Answer) and answer.status not in TRANSIENT):
+            raise failure
+        wanted = retry_after(answer) if isinstance(answer, Answer) else None
+        yield Sleep(min(left, delay if wanted is None else max(delay, wanted)), jitter=wanted is None)
+        delay = min(delay * 2, LONGEST_DELAY)
+
+
+def fetch(run: Remembered, patience: float = PATIENCE) -> Flow[RunView]:
+    answer = yield from ask(Call(method="GET", path=run.path), name=run.name, patience=patience)
+    return run.take(parse_run(answer.json()))
+
+
+def list_runs() -> Flow[list[RunView]]:
+    answer = yield from ask(Call(method="GET", path="/deployments"))
+    return [parse_summary(row) for row in answer.json()["deployments"]]
+
+
+def prune(older_than: float) -> Flow[list[str]]:
+    answer = yield from ask(Call(method="POST", path="/prune", params={"older_than": older_than}))
+    return list(answer.json()["deleted"])
+
+
+def post(run: Remembered, action: str, body: object = None) -> Flow[RunView]:
+    call = Call(method="POST", path=f"{run.path}/{action}", body={} if body is None else body)
+    answer = yield from ask(call, name=run.name)
+    return run.take(parse_run(answer.json()))
+
+
+# ---- making and ending -------------------------------------------------------------------------------------------
+
+
+def create(request: Mapping[str, Any], idempotency_key: str) -> Flow[Remembered]:
+    """Asking again makes no second run: the key tells the server that it is the same request."""
+    headers = {"Idempotency-Key": idempotency_key}
+    call = Call(method="POST", path="/deployments", body=dict(request), headers=headers, timeout=60)
+    answer = yield from ask(call, name=str(request.get("instanceName", "")))
+    view = parse_run(answer.json())
+    return Remembered(view.instance, view)
+
+
+def scale(run: Remembered, target: int) -> Flow[WorldStatus]:
+    """Refused after a look at the live status and before anything is changed."""
+    view = yield from fetch(run)
+    world = view.world
+    if view.is_terminal:
+        raise UDTerminalState(view.phase, target)
+    if target < 1 or not world.min <= target <= world.max:
+        raise WorldSizeOutOfBounds(target, world.min, world.max)
+    view = yield from post(run, "scale-distributed", {"target": target})
+    if not view.tells_changes:
+        run.requested_target = target
+    return WorldStatus(view.world.ready, target, world.min, world.max, view.world.below_minimum)
+
+
+def delete(run: Remembered, wait: float) -> Flow[None]:
+    """Gone already is fine."""
+    call = Call(method="DELETE", path=run.path, params={"wait": wait}, timeout=wait + 30)
+    try:
+        yield from ask(call, name=run.name)
+    except DeploymentNotFound:
+        return
+
+
+# ---- waiting -----------------------------------------------------------------------------------------------------
+
+
+def wait(run: Remembered, rule: waits.Rule, timeout: float | None) -> Flow[RunView]:
+    """The first state that satisfies the rule; looks at least once, and once more at the deadline."""
+    limit = NEVER if timeout is None else timeout
+    deadline = (yield Now()) + limit
+    view = yield from fetch(run, max(PATIENCE, limit) if timeout is None else min(limit, 3600.0))
+    pause = FIRST_POLL
+    while not rule(view.snapshot(run.requested_target), limit):
+        left = deadline - (yield Now())
+        if left <= 0:
+            raise waits.timed_out(view.snapshot(run.requested_target), limit, rule=rule)
+        if view.tells_changes:
+            view = yield from _next_state(run, view, left)
+        else:
+            yield Sleep(min(pause, left))
+            pause = min(pause * 1.5, LONGEST_POLL)
+            view = yield from _look_again(run, view, deadline)
+    if rule is waits.target_world:
+        run.requested_target = None
+    return view
+
+
+def wait_complete(run: Remembered, timeout: float) -> Flow[RunView]:
+    """As `wait`, but a run that is over at entry is `UDTerminalState`."""
+    view = yield from fetch(run, max(timeout, 0.0))
+    waits.refuse_ended(view.snapshot(run.requested_target))
+    return (yield from wait(run, waits.complete, timeout))
+
+
+def wait_bench(run: Remembered, timeout: float) -> Flow[BenchStatus | None]:
+    try:
+        view = yield from wait(run, waits.bench_complete, timeout)
+    except BelowMinimumWorld:  # the rule itself never raises: the time is up
+        raise TimeoutError(f"the bench of {run.name!r} has not ended within {timeout:g} s") from None
+    return view.bench
+
+
+def changes(run: Remembered) -> Flow[None]:
+    """Emits the run as it is, and again whenever it has changed, until nothing of it can change any more.
+
+    While the server does not answer, emits the `NoAnswer` now and then: the run itself goes on.
+    """
+    view = yield from fetch(run)
+    yield Emit(view)
+    pause, lost, told = FIRST_POLL, False, False
+    while not (view.settled or (view.is_terminal and not view.tells_changes)):
+        try:
+            if view.tells_changes and not lost:
+                params = {"since": view.version, "wait": f"{LONG_POLL:g}"}
+                call = Call(method="GET", path=f"{run.path}/watch", params=params, timeout=LONG_POLL + 15)
+                newer = parse_run((yield from ask(call, name=run.name, patience=0.0)).json())
+            else:
+                if not lost:
+                    yield Sleep(pause)
+                    pause = min(pause * 1.5, LONGEST_POLL)
+                newer = yield from fetch(run, NOTICE)
+        except (NetworkError, ServerError, RateLimitError) as error:
+            if isinstance(error, ServerError) and error.status not in TRANSIENT:
+                raise
+            if lost:
+                told = True
+                yield Emit(NoAnswer(str(error), sent=False))
+            lost = True
+            continue
+        news = newer.version != view.version if view.tells_changes else newer != view
+        if news or told:
+            view = run.take(newer)
+            yield Emit(view)
+        lost = told = False
+
+
+def _next_state(run: Remembered, seen: RunView, left: float) -> Flow[RunView]:
+    """The server answers when the run has changed, or when the time is up."""
+    hold = min(left, LONG_POLL)
+    params = {"since": seen.version, "wait": f"{hold:.3f}"}
+    call = Call(method="GET", path=f"{run.path}/watch", params=params, timeout=hold + 15)
+    try:
+        answer = yield from ask(call, name=run.name, patience=left)
+    except NetworkError:
+        return seen  # the deadline decides what that means
+    return run.take(parse_run(answer.json()))
+
+
+def _look_again(run: Remembered, seen: RunView, deadline: float) -> Flow[RunView]:
+    left = deadline - (yield Now())
+    try:
+        return (yield from fetch(run, max(0.0, left)))
+    except NetworkError:
+        return seen
+
+
+# ---- reading -----------------------------------------------------------------------------------------------------
+
+
+def events(run: Remembered, since: int = 0, limit: int | None = None) -> Flow[list[Event]]:
+    call = Call(method="GET", path=f"{run.path}/events", params={"since": since or None, "limit": limit})
+    answer = yield from ask(call, name=run.name)
+    return [parse_event(e) for e in answer.json()["events"]]
+
+
+def why(run: Remembered) -> Flow[str]:
+    answer = yield from ask(Call(method="GET", path=f"{run.path}/why"), name=run.name)
+    return str(answer.json()["why"])
+
+
+def logs(run: Remembered, ranks: Sequence[int] | None, tail: int | None) -> Flow[str]:
+    params = {"rank": list(ranks) if ranks is not None else None, "tail": tail}
+    answer = yield from ask(Call(method="GET", path=f"{run.path}/logs", params=params), name=run.name)
+    return answer.content.decode("utf-8", "replace")
+
+
+def stream_logs(
+    run: Remembered, ranks: Sequence[int] | None, tail: int | None, *, follow: bool = True
+) -> Flow[None]:
+    """Emits (rank, line) as they are written, until the run has ended, or without `follow` those that there are.
+
+    A broken connection goes on where it broke.
+    """
+    cursors: dict[int, str] = {}
+    delay = FIRST_DELAY
+    while True:
+        params = {
+            "rank": list(ranks) if ranks is not None else None,
+            "follow": "true" if follow else None,
+            "tail": tail if not cursors else None,
+            "since": ",".join(cursors.values()) or None,
+        }
+        accept = {"Accept": "application/x-ndjson"}
+        opened = yield Lines(Call(method="GET", path=f"{run.path}/logs", params=params, headers=accept))
+        if isinstance(opened, Answer) and opened.status >= 400 and opened.status not in TRANSIENT:
+            raise error_of(opened, run.name)
+        broken = not isinstance(opened, Answer) or opened.status >= 400
+        while not broken:
+            line = yield NextLine()
+            if line is None:
+                return
+            if isinstance(line, NoAnswer):
+                broken = True
+            elif line:
+                entry = json.loads(line)
+                cursors[entry["rank"]] = entry["cursor"]
+                delay = FIRST_DELAY
+                yield Emit((entry["rank"], entry["line"]))
+        yield Sleep(delay, jitter=True)
+        delay = min(delay * 2, LONGEST_DELAY)
+
+
+def results(run: Remembered, timeout: float | None) -> Flow[dict[int, Any]]:
+    """What the shipped function returned, by rank; the run must have succeeded."""
+    yield from wait(run, waits.complete, timeout)
+    answer = yield from ask(Call(method="GET", path=f"{run.path}/results"), name=run.name)
+    return {int(rank): value for rank, value in answer.json()["results"].items()}

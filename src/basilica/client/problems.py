@@ -1,0 +1,78 @@
+"""From an answer to an exception: by the server's error code, else by the status."""
+
+import json
+from typing import Any
+
+from basilica.client.effects import Answer
+from basilica.core.errors import (
+    AuthenticationError,
+    AuthorizationError,
+    BasilicaError,
+    Conflict,
+    DeploymentNotFound,
+    DistributedError,
+    NameInUse,
+    QuotaExceeded,
+    RateLimitError,
+    ServerError,
+    UDTerminalState,
+    ValidationError,
+    WorldClosed,
+    WorldSizeOutOfBounds,
+)
+
+TRANSIENT = (429, 502, 503, 504)
+
+
+def error_of(answer: Answer, name: str = "") -> BasilicaError:
+    """The exception that an error answer stands for; `name` is the run that was asked about."""
+    code, message, details = _parts(answer)
+    match code:
+        case "WorldSizeOutOfBounds":
+            return WorldSizeOutOfBounds(details["requested"], details["min"], details["max"])
+        case "QuotaExceeded" if "limit" in details:
+            return QuotaExceeded(details["what"], details["limit"], details["current"], details["requested"])
+        case "UDTerminalState":
+            return UDTerminalState(details.get("phase", ""), details.get("requestedTarget"))
+        case "WorldClosed":
+            return WorldClosed(name, details.get("requestedTarget", 0))
+        case "NameInUse":
+            return NameInUse(details.get("name", name), details.get("instance", ""))
+        case "DistributedError":
+            return DistributedError(message)
+        case _:
+            return _by_status(answer, name, message, details)
+
+
+def _by_status(answer: Answer, name: str, message: str, details: dict[str, Any]) -> BasilicaError:
+    match answer.status:
+        case 400 | 413 | 422:
+            return ValidationError(details.get("field", "request"), details.get("value"), message)
+        case 401:
+            return AuthenticationError(message)
+        case 403:
+            return AuthorizationError(message)
+        case 404:
+            return DeploymentNotFound(name) if name else ServerError(404, message)
+        case 409:
+            return Conflict(message)
+        case 429:
+            return RateLimitError(retry_after(answer) or 1.0)
+        case status:
+            return ServerError(status, message)
+
+
+def retry_after(answer: Answer) -> float | None:
+    try:
+        return float(answer.headers.get("retry-after", ""))
+    except ValueError:
+        return None
+
+
+def _parts(answer: Answer) -> tuple[str, str, dict[str, Any]]:
+    try:
+        error = json.loads(answer.content)["error"]
+        return str(error["code"]), str(error["message"]), error.get("details") or {}
+    except (ValueError, LookupError, TypeError):
+        text = answer.content[:500].decode("utf-8", "replace").strip()
+        return "", text or f"the server answered {answer.status}", {}

@@ -1,0 +1,277 @@
+"""A run as clients see it: the answers of a server, ours or another, parsed once."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from basilica.core.waits import ExitSummary, Snapshot
+from basilica.core.world import WorldStatus
+
+_TERMINAL = ("succeeded", "failed", "cancelled")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStatus:
+    """One rank as last observed."""
+
+    rank: int
+    pod_name: str
+    phase: str
+    restarts: int
+    node: str | None = None
+    provider: str | None = None
+    region: str | None = None
+    state: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankExit:
+    """How a rank ended. `exit_code` -1 with reason `Unknown`: nobody knows."""
+
+    rank: int
+    exit_code: int
+    termination_reason: str
+    restart_count: int
+    signal: str | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    node: str | None = None
+    role: str | None = None
+    log_tail: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Culprit:
+    """The rank that failed first, and why we think so."""
+
+    rank: int
+    exit_code: int
+    termination_reason: str
+    evidence: str
+    confidence: str
+    log_tail: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchResult:
+    """GB/s of 10^9 bytes, and microseconds; None where it could not be measured."""
+
+    measured_at: datetime
+    probe_node_a: str
+    probe_node_b: str
+    busbw_gbps_p10: float | None = None
+    busbw_gbps_p50: float | None = None
+    busbw_gbps_p90: float | None = None
+    algbw_gbps_p50: float | None = None
+    latency_us_at_1mib: float | None = None
+    size_bytes_swept: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchStatus:
+    """The probe's own lifecycle: Pending, Running, and then Succeeded, Failed, TimedOut or Skipped."""
+
+    phase: str
+    message: str = ""
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+    on_worker_nodes: bool = True
+    result: BenchResult | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    kind: str
+    reason: str
+    message: str
+    count: int
+    first_at: datetime | None
+    last_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """One answer of the server about a run. Unknown phases are passed through and are not terminal."""
+
+    instance: str
+    name: str
+    namespace: str
+    phase: str
+    message: str
+    world: WorldStatus
+    version: int = 0
+    generation: int = 0
+    observed_generation: int = 0
+    settled: bool = False
+    blocked_on: str = ""
+    created_at: datetime | None = None
+    ranks: tuple[RankStatus, ...] = ()
+    exits: tuple[RankExit, ...] = ()
+    culprit: Culprit | None = None
+    bench: BenchStatus | None = None
+    raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.phase in _TERMINAL
+
+    @property
+    def tells_changes(self) -> bool:
+        """The server has generations, and with them the watch; another one has to be polled."""
+        return self.generation > 0
+
+    def snapshot(self, requested_target: int | None) -> Snapshot:
+        """What the waits look at."""
+        running = [r for r in self.ranks if r.rank >= self.world.target and r.phase == "Running"]
+        return Snapshot(
+            name=self.name,
+            phase=self.phase,
+            world=self.world,
+            generation=self.generation,
+            observed_generation=self.observed_generation,
+            surplus=len(running) if self.tells_changes else 0,
+            requested_target=requested_target,
+            rank_exits=tuple(
+                ExitSummary(e.rank, e.exit_code, e.termination_reason, e.restart_count) for e in self.exits
+            ),
+            bench_phase=None if self.bench is None else self.bench.phase,
+        )
+
+
+def parse_run(body: Mapping[str, Any]) -> RunView:
+    """A DeploymentResponse; what a server does not tell has its neutral value."""
+    gang = body.get("distributed") or {}
+    return RunView(
+        instance=body["instanceName"],
+        name=body.get("friendlyName") or body["instanceName"],
+        namespace=body.get("namespace", ""),
+        phase=body.get("phase") or "",
+        message=body.get("message") or "",
+        world=parse_world(gang.get("worldSize") or {}),
+        version=body.get("version", 0),
+        generation=gang.get("generation", 0),
+        observed_generation=gang.get("observedGeneration", 0),
+        settled=gang.get("settled", False),
+        blocked_on=gang.get("blockedOn", ""),
+        created_at=moment(body.get("createdAt")),
+        ranks=tuple(_rank(r) for r in gang.get("ranks") or ()),
+        exits=tuple(_exit(e) for e in gang.get("rankExits") or ()),
+        culprit=None if gang.get("culprit") is None else _culprit(gang["culprit"]),
+        bench=_bench(gang.get("bench")),
+        raw=body,
+    )
+
+
+def parse_summary(body: Mapping[str, Any]) -> RunView:
+    """One row of a listing."""
+    return RunView(
+        instance=body["instanceName"],
+        name=body.get("friendlyName") or body["instanceName"],
+        namespace=body.get("namespace", ""),
+        phase=body.get("phase") or str(body.get("state", "")).lower(),
+        message=body.get("message") or "",
+        world=parse_world(body.get("worldSize") or {}),
+        version=body.get("version", 0),
+        created_at=moment(body.get("createdAt")),
+        raw=body,
+    )
+
+
+def parse_world(body: Mapping[str, Any]) -> WorldStatus:
+    return WorldStatus(
+        body.get("ready", 0),
+        body.get("target", 0),
+        body.get("min", 0),
+        body.get("max", 0),
+        body.get("belowMinimum", False),
+    )
+
+
+def parse_event(body: Mapping[str, Any]) -> Event:
+    return Event(
+        kind=body.get("type", "Normal"),
+        reason=body.get("reason", ""),
+        message=body.get("message", ""),
+        count=body.get("count") or 1,
+        first_at=moment(body.get("first_timestamp")),
+        last_at=moment(body.get("last_timestamp")),
+    )
+
+
+def moment(text: str | None) -> datetime | None:
+    """RFC 3339; another server's free text is no time."""
+    try:
+        return None if not text else datetime.fromisoformat(text)
+    except ValueError:
+        return None
+
+
+def _rank(body: Mapping[str, Any]) -> RankStatus:
+    return RankStatus(
+        rank=body["rank"],
+        pod_name=body.get("podName", ""),
+        phase=body.get("phase", "Unknown"),
+        restarts=body.get("restarts", 0),
+        node=body.get("nodeName"),
+        provider=body.get("provider"),
+        region=body.get("region"),
+        state=body.get("state") or str(body.get("phase", "")).lower(),
+        note=body.get("note", ""),
+    )
+
+
+def _exit(body: Mapping[str, Any]) -> RankExit:
+    return RankExit(
+        rank=body["rank"],
+        exit_code=body["exitCode"],
+        termination_reason=body.get("terminationReason") or "Unknown",
+        restart_count=body.get("restartCount", 0),
+        signal=body.get("signal"),
+        started_at=moment(body.get("startedAt")),
+        finished_at=moment(body.get("finishedAt")),
+        node=body.get("node"),
+        role=body.get("role"),
+        log_tail=tuple(body.get("logTail") or ()),
+    )
+
+
+def _culprit(body: Mapping[str, Any]) -> Culprit:
+    return Culprit(
+        rank=body["rank"],
+        exit_code=body["exitCode"],
+        termination_reason=body["terminationReason"],
+        evidence=body["evidence"],
+        confidence=body["confidence"],
+        log_tail=tuple(body.get("logTail") or ()),
+    )
+
+
+def _bench(body: Mapping[str, Any] | None) -> BenchStatus | None:
+    if body is None or body.get("mode") == "off":
+        return None
+    result = body.get("result")
+    return BenchStatus(
+        phase=body.get("phase") or "Pending",
+        message=body.get("message") or "",
+        started_at=moment(body.get("startedAt")),
+        completed_at=moment(body.get("completedAt")),
+        on_worker_nodes=body.get("onWorkerNodes", True),
+        result=None if result is None else _bench_result(result),
+    )
+
+
+def _bench_result(body: Mapping[str, Any]) -> BenchResult:
+    measured = moment(body.get("measuredAt"))
+    return BenchResult(
+        measured_at=measured or datetime.fromtimestamp(0).astimezone(),
+        probe_node_a=body.get("probeNodeA", ""),
+        probe_node_b=body.get("probeNodeB", ""),
+        busbw_gbps_p10=body.get("busbwGbpsP10"),
+        busbw_gbps_p50=body.get("busbwGbpsP50"),
+        busbw_gbps_p90=body.get("busbwGbpsP90"),
+        algbw_gbps_p50=body.get("algbwGbpsP50"),
+        latency_us_at_1mib=body.get("latencyUsAt1mib"),
+        size_bytes_swept=tuple(body.get("sizeBytesSwept") or ()),
+    )

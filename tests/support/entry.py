@@ -1,0 +1,21 @@
+"""What a forked child does to become `basilica`. The fork server imports this, so that children start quickly."""
+
+import os
+import sys
+from multiprocessing.connection import Connection
+
+import uvicorn.protocols.http.httptools_impl  # noqa: F401
+
+import basilica.cli.local_server
+import basilica.wiring  # noqa: F401
+from basilica.cli.main import main
+
+
+def become_basilica(arguments: list[str], env: dict[str, str], stdout: Connection, stderr: str) -> None:
+    os.environ.clear()
+    os.environ.update(env)
+    os.dup2(stdout.fileno(), 1)
+    stdout.close()
+    os.dup2(os.open(stderr, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 2)
+    sys.argv = ["basilica", *arguments]
+    main()
