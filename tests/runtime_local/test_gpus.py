@@ -111,6 +111,23 @@ async def test_what_ranks_hold_is_known_after_a_restart(machine: Machine) -> Non
         await machine.until_ended(young)
 
 
+async def test_after_a_restart_the_oldest_comes_first_whoever_asks_first(machine: Machine) -> None:
+    old = gang(machine, "old", 2.0, Gpus(2), WorldSize(1, 1, 1))
+    young = gang(machine, "young", 3.0, Gpus(2), WorldSize(1, 1, 1))
+    async with machine.control_plane(gpus=inventory(2)):
+        await machine.outcome(machine.run(sh("exit 0"), name="earlier"))
+    async with machine.control_plane(gpus=inventory(2)):
+        await machine.launch(young)
+        await machine.launch(old)
+        await machine.until_running(old)
+        seen = await machine.seen(young)
+        assert seen is not None
+        assert seen.sight is Sight.QUEUED
+        for run in (old, young):
+            await machine.stop(run)
+            await machine.until_ended(run)
+
+
 @pytest.mark.parametrize(
     ("wish", "world", "note"),
     [

@@ -243,9 +243,7 @@ def logs(run: Remembered, ranks: Sequence[int] | None, tail: int | None) -> Flow
     return answer.content.decode("utf-8", "replace")
 
 
-def stream_logs(
-    run: Remembered, ranks: Sequence[int] | None, tail: int | None, *, follow: bool = True
-) -> Flow[None]:
+def stream_logs(run: Remembered, ranks: Sequence[int] | None, tail: int | None, *, follow: bool = True) -> Flow[None]:
     """Emits (rank, line) as they are written, until the run has ended, or without `follow` those that there are.
 
     A broken connection goes on where it broke.
