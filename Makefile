@@ -47,7 +47,7 @@ verify: setup
 	$(BIN)/python -m tools.reference
 	git diff --exit-code -- docs
 
-bench: setup
+bench: setup $(OFFICIAL)
 	$(BIN)/python -m benchmarks
 
 chaos: setup

@@ -7,10 +7,10 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks import gang, idle, throughput, wakeup
+from benchmarks import gang, idle, throughput, wait, wakeup
 from benchmarks.harness import Figure
 
-ALL = {"gang": gang, "wakeup": wakeup, "throughput": throughput, "idle": idle}
+ALL = {"gang": gang, "wakeup": wakeup, "wait": wait, "throughput": throughput, "idle": idle}
 
 
 def main(names: list[str]) -> None:

@@ -23,6 +23,7 @@ ROUTES = [
     "GET /deployments/{name}/events",
     "GET /deployments/{name}/logs",
     "GET /deployments/{name}/ranks",
+    "GET /deployments/{name}/results",
     "GET /deployments/{name}/share-token",
     "GET /deployments/{name}/watch",
     "GET /deployments/{name}/why",
@@ -33,10 +34,13 @@ ROUTES = [
     "POST /deployments",
     "POST /deployments/{name}/cancel",
     "POST /deployments/{name}/enroll-metadata",
+    "POST /deployments/{name}/exec",
+    "POST /deployments/{name}/rerun",
     "POST /deployments/{name}/restart",
     "POST /deployments/{name}/scale-distributed",
     "POST /deployments/{name}/share-token",
     "POST /prune",
+    "PUT /archives",
 ]
 COMMANDS = [
     "doctor",

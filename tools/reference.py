@@ -1,14 +1,19 @@
 """Writes the reference pages from the code: `python -m tools.reference`. `make verify` compares them as whole files."""
 
 import asyncio
+import inspect
 import json
+import re
+import textwrap
 from pathlib import Path
-from typing import Any
+from typing import Any, is_typeddict
 
 import click
 import typer
 
+import basilica
 from basilica.cli.main import app as cli
+from basilica.core import errors as errors_module
 from basilica.server.app import build_app
 from basilica.server.control import ControlPlane, Settings
 from basilica.server.metrics import Metrics
@@ -27,6 +32,7 @@ def pages() -> dict[Path, str]:
         DOCS / "rest.md": NOTICE + rest_page(document),
         DOCS / "openapi.json": json.dumps(document, indent=1, sort_keys=True) + "\n",
         DOCS / "cli.md": NOTICE + cli_page(),
+        DOCS / "sdk.md": NOTICE + sdk_page(),
     }
 
 
@@ -67,6 +73,8 @@ def _parameter(parameter: dict[str, Any]) -> str:
 
 
 def _body(document: dict[str, Any], body: dict[str, Any]) -> list[str]:
+    if "application/json" not in body["content"]:
+        return [f"Body: `{', '.join(body['content'])}`"]
     lines = ["Body:", "", "| field | type | default |", "|---|---|---|"]
     schema = body["content"]["application/json"]["schema"]
     return lines + _fields(document, schema["$ref"], "")
@@ -121,6 +129,62 @@ def cli_page() -> str:
         "| 2 | wrong usage |",
     ]
     return "\n".join(lines) + "\n"
+
+
+def sdk_page() -> str:
+    """Every public name with its signature and docstring; twins that await are named beside what they twin."""
+    lines = ["# Python SDK", "", "Everything below is in the package `basilica`.", ""]
+    values = {name: getattr(basilica, name) for name in basilica.__all__ if not name.startswith("__")}
+    errors = {n: v for n, v in values.items() if isinstance(v, type) and issubclass(v, Exception)}
+    for name, value in values.items():
+        if name in errors:
+            continue
+        lines += [f"## {name}", "", *_code(_signature(name, value)), *_doc(value)]
+        if isinstance(value, type):
+            lines += _members(value)
+    lines += ["## Exceptions", "", "```text", inspect.cleandoc(errors_module.__doc__ or ""), "```", ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _members(owner: type) -> list[str]:
+    lines: list[str] = []
+    for name, member in vars(owner).items():
+        if name.startswith("_") or name.endswith("_async"):
+            continue
+        if isinstance(member, property):
+            lines += [f"- `{name}`" + (f": {inspect.cleandoc(member.__doc__)}" if member.__doc__ else "")]
+        elif inspect.isfunction(member):
+            twin = f" Awaitable: `{name}_async`." if hasattr(owner, f"{name}_async") else ""
+            doc = inspect.cleandoc(member.__doc__ or "").split("\n\n")[0].replace("\n", " ")
+            lines += [f"- `{_signature(name, member)}`: {doc}{twin}"]
+    for name, kind in getattr(owner, "__annotations__", {}).items():
+        if (not name.startswith("_") and name not in vars(owner).get("__slots__", ())) or is_typeddict(owner):
+            lines += [f"- `{name}`: `{_kind(kind)}`"]
+    return [*lines, ""] if lines else []
+
+
+def _kind(kind: object) -> str:
+    text = kind if isinstance(kind, str) else inspect.formatannotation(kind)
+    return re.sub(r"\b(?:basilica|collections|typing|pathlib)(?:\.\w+)*\.(\w+)", r"\1", text)
+
+
+def _signature(name: str, value: object) -> str:
+    if not callable(value) or is_typeddict(value):
+        return name
+    return _kind(f"{name}{inspect.signature(value)}").replace("(self, ", "(").replace("(self)", "()")
+
+
+def _code(text: str) -> list[str]:
+    return ["```text", *textwrap.wrap(text, 110, subsequent_indent="    "), "```", ""]
+
+
+def _doc(value: object) -> list[str]:
+    text = inspect.cleandoc(getattr(value, "__doc__", "") or "").replace("# doctest: +SKIP", "").strip()
+    lines = [line.rstrip() for line in text.splitlines()]
+    out: list[str] = []
+    for line in lines:
+        out.append(f"    {line}" if line.startswith((">>>", "...")) else line)
+    return [*out, ""] if text else []
 
 
 def _walk(command: Any, name: str) -> list[tuple[str, Any]]:

@@ -1,4 +1,134 @@
-"""Elastic distributed training that tells you what is going on."""
+"""Elastic distributed training that tells you what is going on.
+
+    import basilica
+
+    @basilica.distributed(world_size=basilica.WorldSize(2, 2, 4))
+    def train() -> float: ...
+
+    training = train()          # starts two ranks and returns their handle
+    training.scale(4)
+    print(training.results())   # what each rank returned
+
+Names are loaded when they are first used: importing this package costs next to nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__"]
+
+if TYPE_CHECKING:
+    from basilica.client.api import BasilicaClient
+    from basilica.client.decorator import distributed
+    from basilica.client.embedded import shutdown
+    from basilica.client.options import DeployOptions
+    from basilica.client.training import DistributedTraining
+    from basilica.client.views import BenchResult, BenchStatus, Culprit, Event, RankExit, RankStatus, RunView
+    from basilica.core.errors import (
+        AuthenticationError,
+        AuthorizationError,
+        BasilicaError,
+        BelowMinimumWorld,
+        Conflict,
+        DeploymentNotFound,
+        DistributedError,
+        NameInUse,
+        NetworkError,
+        QuotaExceeded,
+        RateLimitError,
+        RendezvousUnavailable,
+        ServerError,
+        UDTerminalState,
+        ValidationError,
+        WorldClosed,
+        WorldSizeOutOfBounds,
+    )
+    from basilica.core.spec import ProviderFilter
+    from basilica.core.world import WorldSize, WorldStatus
+
+_HOMES = {
+    "basilica.client.api": ("BasilicaClient",),
+    "basilica.client.decorator": ("distributed",),
+    "basilica.client.embedded": ("shutdown",),
+    "basilica.client.options": ("DeployOptions",),
+    "basilica.client.training": ("DistributedTraining",),
+    "basilica.client.views": (
+        "BenchResult",
+        "BenchStatus",
+        "Culprit",
+        "Event",
+        "RankExit",
+        "RankStatus",
+        "RunView",
+    ),
+    "basilica.core.errors": (
+        "AuthenticationError",
+        "AuthorizationError",
+        "BasilicaError",
+        "BelowMinimumWorld",
+        "Conflict",
+        "DeploymentNotFound",
+        "DistributedError",
+        "NameInUse",
+        "NetworkError",
+        "QuotaExceeded",
+        "RateLimitError",
+        "RendezvousUnavailable",
+        "ServerError",
+        "UDTerminalState",
+        "ValidationError",
+        "WorldClosed",
+        "WorldSizeOutOfBounds",
+    ),
+    "basilica.core.spec": ("ProviderFilter",),
+    "basilica.core.world": ("WorldSize", "WorldStatus"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "AuthenticationError",
+    "AuthorizationError",
+    "BasilicaClient",
+    "BasilicaError",
+    "BelowMinimumWorld",
+    "BenchResult",
+    "BenchStatus",
+    "Conflict",
+    "Culprit",
+    "DeployOptions",
+    "DeploymentNotFound",
+    "DistributedError",
+    "DistributedTraining",
+    "Event",
+    "NameInUse",
+    "NetworkError",
+    "ProviderFilter",
+    "QuotaExceeded",
+    "RankExit",
+    "RankStatus",
+    "RateLimitError",
+    "RendezvousUnavailable",
+    "RunView",
+    "ServerError",
+    "UDTerminalState",
+    "ValidationError",
+    "WorldClosed",
+    "WorldSize",
+    "WorldSizeOutOfBounds",
+    "WorldStatus",
+    "__version__",
+    "distributed",
+    "shutdown",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'basilica' has no attribute {name!r}")
+    value = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

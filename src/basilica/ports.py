@@ -1,8 +1,8 @@
 """The ports: what the control plane needs of the outside, as Protocols. Adapters live in stores/ and runtimes/."""
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from basilica.core.actions import Launch, Probe, Stop
 from basilica.core.deployment import Deployment as Deployment  # noqa: PLC0414
@@ -170,6 +170,33 @@ class LogChunk:
     cursor: str
 
 
+@dataclass(frozen=True, slots=True)
+class StoredArchive:
+    """A directory that a user sent, by the SHA-256 of its bytes."""
+
+    digest: str
+    bytes: int
+
+
+InUse = Callable[[], Awaitable[Collection[tuple[str, str]]]]
+"""Finds out which archives runs still refer to, as (user, digest)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a command wrote."""
+
+    stream: Literal["stdout", "stderr"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """The last of a command."""
+
+    exit_code: int
+
+
 class Runtime(Protocol):
     """Where ranks run. Actions are idempotent: what is there already, or gone already, is success.
 
@@ -211,5 +238,31 @@ class Runtime(Protocol):
         """The rank's lines from the cursor (None: from the beginning) as they come, until cancelled by the reader.
 
         A chunk without lines says that all that was there has been read: nothing comes from an ended rank after it.
+        """
+        ...
+
+    async def results(self, run: Run) -> dict[int, bytes]:
+        """What ranks wrote to their result files, by rank. `DistributedError` if one is too large to be given."""
+        ...
+
+    def execute(self, run: Run, rank: int, argv: Sequence[str]) -> AsyncGenerator[Output | Exited, None]:
+        """Run a command beside the rank: its machine, directory and environment. Closing the generator ends it, whole.
+
+        The first output is empty and says that it runs. A rank that was never launched: `Conflict`.
+        """
+        ...
+
+    async def store_archive(self, user: str, chunks: AsyncIterator[bytes]) -> StoredArchive:
+        """Keep a tar.gz for runs of this user. What cannot be unpacked safely is refused: `ValidationError`."""
+        ...
+
+    async def has_archive(self, user: str, digest: str) -> bool:
+        """True if it is there; its age then counts from now."""
+        ...
+
+    async def forget_archives(self, in_use: InUse, before: float) -> list[str]:
+        """Remove archives that nobody has wanted since that moment, apart from those that are in use.
+
+        `in_use` is asked only if there are any.
         """
         ...

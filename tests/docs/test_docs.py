@@ -1,5 +1,6 @@
 """The documentation is kept honest: what is generated is current, what can be run is run."""
 
+import os
 import re
 import subprocess
 import sys
@@ -8,10 +9,14 @@ from pathlib import Path
 import pytest
 from tools import reference
 
+from basilica.client import embedded
+from tests.support.server import run_request, serving
+
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="annotations read differently in other Pythons")
 def test_the_reference_is_what_the_code_says() -> None:
     stale = [path.name for path, text in reference.pages().items() if path.read_text() != text]
     assert not stale, f"run 'make verify' and commit {stale}"
@@ -30,22 +35,56 @@ def test_every_metric_is_documented() -> None:
         assert name in page, name
 
 
+QUICKSTART = (ROOT / "docs/quickstart.md").read_text()
+
+
+def _blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", QUICKSTART, re.DOTALL)
+
+
+def _bash(script: str, **env: str) -> str:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", f"set -e\nshopt -s expand_aliases\n{script}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PATH": path, **env},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 @pytest.mark.slow
-def test_the_quickstart_runs_as_written(tmp_path: Path) -> None:
-    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "docs/quickstart.md").read_text(), re.DOTALL)
-    commands = blocks[1].replace("~/.local/state/basilica", str(tmp_path)).replace("sleep 1", "sleep 0.3")
-    argv = [sys.executable, "-m", "basilica.cli.main", "serve", "--port", "0", "--state-dir", str(tmp_path)]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout is not None
-            url = server.stdout.readline().split()[-1]
-            script = "set -e\nshopt -s expand_aliases\n" + commands.replace("http://127.0.0.1:7411", url)
-            done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=True)
-        finally:
-            server.terminate()
-    assert "2| rank 2 step 9" in done.stdout  # the rank that joined
-    assert '"phase":"succeeded"' in done.stdout
-    assert '"state":"Deleted"' in done.stdout
+def test_the_quickstart_runs_as_written_with_curl_and_against_a_server(tmp_path: Path) -> None:
+    _, _, against, curl = _blocks("bash")
+    with serving(tmp_path) as server:
+        here = {"~/.local/state/basilica": str(tmp_path), "http://127.0.0.1:7411": server.url, "sleep 1": "sleep 0.3"}
+        for old, new in here.items():
+            against, curl = against.replace(old, new), curl.replace(old, new)
+        with server.client() as client:
+            client.post("/deployments", json=run_request("seen", "true")).raise_for_status()
+        assert "seen" in _bash(re.sub(r"^basilica serve.*$", "", against, flags=re.MULTILINE))
+        said = _bash(curl)
+    assert "2| rank 2 step 9" in said  # the rank that joined
+    assert '"phase":"succeeded"' in said
+    assert '"state":"Deleted"' in said
+
+
+@pytest.mark.slow
+def test_the_quickstart_runs_as_written_from_python_and_a_terminal(tmp_path: Path) -> None:
+    env = {"BASILICA_STATE_DIR": str(tmp_path), "BASILICA_IDLE_EXIT": "60"}
+    script = tmp_path / "quickstart.py"
+    script.write_text(_blocks("python")[0])
+    try:
+        said = _bash(f"{sys.executable} {script}", **env)
+        assert "ranks are up" in said
+        assert said.rstrip().endswith("{0: 0.5, 1: 0.5, 2: 0.5}")
+        said = _bash(_blocks("bash")[1].replace("sleep 1", "sleep 0.3"), **env)
+        assert "2| step 9" in said
+    finally:
+        embedded.shutdown(tmp_path, cancel_runs=True)
 
 
 @pytest.mark.slow

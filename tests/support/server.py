@@ -15,7 +15,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -125,7 +125,7 @@ class Server(Command):
         return httpx.Client(base_url=self.url, headers=headers, timeout=SECONDS, trust_env=False, verify=verify)
 
     def kill(self) -> None:
-        if self.running:
+        with suppress(ProcessLookupError):  # it had just ended by itself
             self.signal(signal.SIGKILL)
         self.wait()
 

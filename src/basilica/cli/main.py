@@ -1,11 +1,12 @@
 """The command line. Each command imports what it needs when it runs, so that `--help` is quick."""
 
+import os
 import sys
 
 import typer
 
 from basilica import __version__
-from basilica.cli import doctor, keys, local, prune, serve
+from basilica.cli import account, doctor, keys, local, prune, serve, train
 from basilica.core.errors import BasilicaError
 
 app = typer.Typer(
@@ -16,11 +17,16 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+app.add_typer(train.app, name="train")
 app.command("serve")(serve.serve)
 app.command("doctor")(doctor.doctor)
 app.command("prune")(prune.prune)
 app.add_typer(keys.app, name="keys")
 app.add_typer(local.app, name="local")
+app.command("login")(account.login)
+app.command("logout")(account.logout)
+app.command("config")(account.config)
+app.command("completion")(account.completion)
 
 
 def _show_version(wanted: bool) -> None:
@@ -38,10 +44,16 @@ def _options(
 
 def main() -> None:
     """Errors that we know are one line on stderr and exit code 1; bad usage is 2, as everywhere."""
+    if account.COMPLETION_VARIABLE in os.environ:
+        from typer.completion import completion_init  # type: ignore[attr-defined]
+
+        completion_init()
     try:
         app()
     except BasilicaError as error:
-        typer.echo(f"basilica: {error}", err=True)
+        from basilica.cli.show import clean
+
+        typer.echo("basilica: " + "\n".join(clean(line) for line in str(error).splitlines()), err=True)
         sys.exit(1)
 
 

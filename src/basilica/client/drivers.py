@@ -18,6 +18,7 @@ from basilica.client.effects import Answer, Call, Effect, Emit, Flow, Lines, Nex
 
 T = TypeVar("T")
 CONNECT_SECONDS = 10.0
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +88,7 @@ class BlockingDriver:
     def _client(self) -> httpx.Client:
         endpoint = self._locate()
         if self._http is None or self._pid != os.getpid() or endpoint != self._endpoint:
-            timeout = httpx.Timeout(30, connect=CONNECT_SECONDS)
-            self._http = httpx.Client(
-                base_url=endpoint.url, headers=endpoint.headers(), timeout=timeout, verify=endpoint.verify
-            )
+            self._http = httpx.Client(**_settings(endpoint))
             self._pid, self._endpoint = os.getpid(), endpoint
         return self._http
 
@@ -128,6 +126,7 @@ class AsyncDriver:
         self._http: httpx.AsyncClient | None = None
         self._endpoint: Endpoint | None = None
         self._home: tuple[int, int] = (0, 0)
+        self._answers = False
 
     async def run(self, flow: Flow[T]) -> T:
         outcome: list[T] = []
@@ -173,12 +172,10 @@ class AsyncDriver:
                 flow.close()
 
     async def _client(self) -> httpx.AsyncClient:
-        endpoint = await asyncio.to_thread(self._locate) if self._endpoint is None else self._locate()
+        # Looking for the server may start one, which takes a moment; while it answers, looking costs nothing.
+        endpoint = self._locate() if self._answers else await asyncio.to_thread(self._locate)
         if self._http is None or self._home != _here() or endpoint != self._endpoint:
-            timeout = httpx.Timeout(30, connect=CONNECT_SECONDS)
-            self._http = httpx.AsyncClient(
-                base_url=endpoint.url, headers=endpoint.headers(), timeout=timeout, verify=endpoint.verify
-            )
+            self._http = httpx.AsyncClient(**_settings(endpoint))
             self._home, self._endpoint = _here(), endpoint
         return self._http
 
@@ -186,7 +183,9 @@ class AsyncDriver:
         try:
             answer = await (await self._client()).request(**_request(call))
         except httpx.TransportError as error:
+            self._answers = False
             return _no_answer(error)
+        self._answers = answer.status_code < 500
         return Answer(answer.status_code, answer.headers, answer.content)
 
     async def _open(self, call: Call, opened: Any) -> tuple[Answer | NoAnswer, Any]:
@@ -207,6 +206,17 @@ class AsyncDriver:
             return await anext(lines, None)
         except httpx.TransportError as error:
             return _no_answer(error)
+
+
+def _settings(endpoint: Endpoint) -> dict[str, Any]:
+    host = httpx.URL(endpoint.url).host
+    return {
+        "base_url": endpoint.url,
+        "headers": endpoint.headers(),
+        "timeout": httpx.Timeout(30, connect=CONNECT_SECONDS),
+        "verify": endpoint.verify,
+        "trust_env": host not in LOOPBACK,  # no proxy stands between this machine and itself
+    }
 
 
 def _here() -> tuple[int, int]:

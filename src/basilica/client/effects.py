@@ -8,6 +8,8 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from basilica.core.errors import ServerError
+
 T = TypeVar("T")
 
 
@@ -31,7 +33,12 @@ class Answer:
     content: bytes
 
     def json(self) -> Any:
-        return json.loads(self.content)
+        """The body; one that is no JSON came from something that is not our server."""
+        try:
+            return json.loads(self.content)
+        except ValueError:
+            text = self.content[:100].decode("utf-8", "replace")
+            raise ServerError(self.status, f"not JSON, so hardly a Basilica server: {text!r}") from None
 
 
 @dataclass(frozen=True, slots=True)

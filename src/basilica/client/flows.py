@@ -5,7 +5,7 @@ ends a run: nothing here deletes what it cannot reach.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -33,6 +33,7 @@ NOTICE = 5.0  # how long a server may be silent before somebody who watches is t
 FIRST_POLL = 0.5  # against a server that cannot be watched
 LONGEST_POLL = 5.0
 NEVER = float("inf")
+Check = Callable[[waits.Snapshot], None]
 
 
 @dataclass(slots=True)
@@ -57,9 +58,9 @@ class Remembered:
 # ---- asking ------------------------------------------------------------------------------------------------------
 
 
-def ask(call: Call, *, name: str = "", patience: float = PATIENCE) -> Flow[Answer]:
+def ask(call: Call, *, name: str = "", patience: float | None = None) -> Flow[Answer]:
     """One request, again while it fails for reasons that pass, within `patience` seconds. Errors are raised by type."""
-    deadline = (yield Now()) + patience
+    deadline = (yield Now()) + (PATIENCE if patience is None else patience)
     delay = FIRST_DELAY
     while True:
         answer: Answer | NoAnswer = yield call
@@ -74,7 +75,7 @@ def ask(call: Call, *, name: str = "", patience: float = PATIENCE) -> Flow[Answe
         delay = min(delay * 2, LONGEST_DELAY)
 
 
-def fetch(run: Remembered, patience: float = PATIENCE) -> Flow[RunView]:
+def fetch(run: Remembered, patience: float | None = None) -> Flow[RunView]:
     answer = yield from ask(Call(method="GET", path=run.path), name=run.name, patience=patience)
     return run.take(parse_run(answer.json()))
 
@@ -121,6 +122,15 @@ def scale(run: Remembered, target: int) -> Flow[WorldStatus]:
     return WorldStatus(view.world.ready, target, world.min, world.max, view.world.below_minimum)
 
 
+def cancel(run: Remembered) -> Flow[RunView]:
+    """The run's end, as soon as the controller has written it down; ranks may still be using their grace period."""
+    view = yield from post(run, "cancel")
+    deadline = (yield Now()) + PATIENCE
+    while not view.is_terminal and view.tells_changes and (left := deadline - (yield Now())) > 0:
+        view = yield from _next_state(run, view, left)
+    return view
+
+
 def delete(run: Remembered, wait: float) -> Flow[None]:
     """Gone already is fine."""
     call = Call(method="DELETE", path=run.path, params={"wait": wait}, timeout=wait + 30)
@@ -133,11 +143,16 @@ def delete(run: Remembered, wait: float) -> Flow[None]:
 # ---- waiting -----------------------------------------------------------------------------------------------------
 
 
-def wait(run: Remembered, rule: waits.Rule, timeout: float | None) -> Flow[RunView]:
-    """The first state that satisfies the rule; looks at least once, and once more at the deadline."""
-    limit = NEVER if timeout is None else timeout
+def wait(run: Remembered, rule: waits.Rule, timeout: float | None, *, at_entry: Check | None = None) -> Flow[RunView]:
+    """The first state that satisfies the rule; looks at least once, and once more at the deadline.
+
+    `at_entry` may refuse the first look.
+    """
+    limit = NEVER if timeout is None else max(0.0, timeout)
     deadline = (yield Now()) + limit
-    view = yield from fetch(run, max(PATIENCE, limit) if timeout is None else min(limit, 3600.0))
+    view = yield from fetch(run, limit)
+    if at_entry is not None:
+        at_entry(view.snapshot(run.requested_target))
     pause = FIRST_POLL
     while not rule(view.snapshot(run.requested_target), limit):
         left = deadline - (yield Now())
@@ -156,9 +171,7 @@ def wait(run: Remembered, rule: waits.Rule, timeout: float | None) -> Flow[RunVi
 
 def wait_complete(run: Remembered, timeout: float) -> Flow[RunView]:
     """As `wait`, but a run that is over at entry is `UDTerminalState`."""
-    view = yield from fetch(run, max(timeout, 0.0))
-    waits.refuse_ended(view.snapshot(run.requested_target))
-    return (yield from wait(run, waits.complete, timeout))
+    return (yield from wait(run, waits.complete, timeout, at_entry=waits.refuse_ended))
 
 
 def wait_bench(run: Remembered, timeout: float) -> Flow[BenchStatus | None]:

@@ -14,6 +14,7 @@ from basilica.core.errors import (
     NameInUse,
     QuotaExceeded,
     RateLimitError,
+    RendezvousUnavailable,
     ServerError,
     UDTerminalState,
     ValidationError,
@@ -38,6 +39,8 @@ def error_of(answer: Answer, name: str = "") -> BasilicaError:
             return WorldClosed(name, details.get("requestedTarget", 0))
         case "NameInUse":
             return NameInUse(details.get("name", name), details.get("instance", ""))
+        case "RendezvousUnavailable":
+            return RendezvousUnavailable(message)
         case "DistributedError":
             return DistributedError(message)
         case _:

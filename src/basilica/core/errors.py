@@ -12,6 +12,7 @@ BasilicaError
 ├── DistributedError(problem)                        409
 │   ├── UDTerminalState(phase, requested_target)
 │   ├── WorldClosed(name, requested_target)
+│   ├── RendezvousUnavailable(problem)
 │   └── BelowMinimumWorld(name, phase, ready, required_min, timeout, rank_exits)    raised by waits only
 ├── RateLimitError(retry_after)                      429
 ├── NetworkError(problem)                            raised by clients only: no answer within the time
@@ -168,6 +169,12 @@ class BelowMinimumWorld(DistributedError):
             if e.exit_code != 0
         )
         return f"reached terminal phase {self.phase!r} ({bad or 'no per-rank exits recorded'})"
+
+
+class RendezvousUnavailable(DistributedError):
+    """The run's rendezvous cannot be reached: ranks could not find each other."""
+
+    code = "RendezvousUnavailable"
 
 
 class RateLimitError(BasilicaError):

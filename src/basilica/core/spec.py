@@ -1,7 +1,7 @@
 """What the user wants: one value, validated when it is made, with a generation that counts its changes."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal
@@ -18,6 +18,7 @@ ARG_BYTES_MAX = 128 << 10  # the kernel takes no longer single argument or varia
 SECONDS_MAX = 10 * 365 * 86400.0
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class Wanted(StrEnum):
@@ -80,7 +81,8 @@ class DeploymentSpec:
     """One training run as it is wanted.
 
     Only `world`, `wanted` and `gang` change during its life, and each change is a generation. `gang` counts how
-    often the user asked for a fresh start of all ranks.
+    often the user asked for a fresh start of all ranks. With an `archive`, ranks run in what it holds, and `workdir`
+    is a directory in there.
     """
 
     name: str
@@ -96,6 +98,7 @@ class DeploymentSpec:
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     nccl_env: Mapping[str, str] = field(default_factory=dict)
     workdir: str | None = None
+    archive: str | None = None
     rendezvous_backend: Literal["etcd-v2", "c10d", "static"] = "etcd-v2"
     rendezvous_port: int | None = None
     provider_filter: ProviderFilter = ProviderFilter()
@@ -130,10 +133,7 @@ class DeploymentSpec:
         _check_text(self.image, "image", LABEL_BYTES_MAX)
         for label in (*self.resources.gpus.models, *self.provider_filter.include, *self.provider_filter.exclude):
             _check_text(label, "a GPU model or provider", LABEL_BYTES_MAX)
-        if self.workdir is not None:
-            _check_text(self.workdir, "workdir")
-            if not self.workdir.startswith("/"):
-                raise ValidationError("workdir", self.workdir, "must be an absolute path")
+        _check_workdir(self.workdir, self.archive)
 
     def scaled(self, target: int) -> "DeploymentSpec":
         return replace(self, world=self.world.scaled(target), generation=self.generation + 1)
@@ -162,6 +162,11 @@ def _check_program(program: Shell | Exec) -> None:
         _check_text(arg, "args")
 
 
+def check_command(argv: Sequence[str]) -> None:
+    """`ValidationError` unless the kernel could execute it."""
+    _check_program(Exec(tuple(argv)))
+
+
 def _check_env(env: Mapping[str, str], where: str) -> None:
     size = 0
     for name, value in env.items():
@@ -184,6 +189,18 @@ def _check_text(text: str, where: str, limit: int = ARG_BYTES_MAX, *, show: bool
         raise ValidationError(where, shown, "is not valid Unicode text") from None
     if size >= limit:
         raise ValidationError(where, f"{size} bytes", f"is longer than {limit} bytes")
+
+
+def _check_workdir(workdir: str | None, archive: str | None) -> None:
+    if archive is not None and not _DIGEST.fullmatch(archive):
+        raise ValidationError("workdirArchive", archive[:80], "must be the SHA-256 of an archive, in hexadecimal")
+    if workdir is None:
+        return
+    _check_text(workdir, "workdir")
+    if archive is None and not workdir.startswith("/"):
+        raise ValidationError("workdir", workdir, "must be an absolute path")
+    if archive is not None and (workdir.startswith("/") or ".." in workdir.split("/")):
+        raise ValidationError("workdir", workdir, "must be a path within the archive")
 
 
 def _check_range(value: float, where: str, low: float, high: float) -> None:

@@ -7,6 +7,7 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from basilica import __version__
@@ -52,6 +53,10 @@ def _answer_errors(app: FastAPI, router: APIRouter) -> None:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"][1:]) or "request"
         return answer(ValidationError(field, first.get("input"), first["msg"]))
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(_: Request, error: ClientDisconnect) -> Response:
+        return plain(400, "the body broke off")  # for the metrics: nobody reads it
 
     @app.exception_handler(HTTPException)
     async def of_http(request: Request, error: HTTPException) -> Response:

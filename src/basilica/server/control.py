@@ -2,11 +2,11 @@
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from basilica.controller.step import run_of
 from basilica.core.deployment import Deployment
-from basilica.core.errors import DeploymentNotFound, UDTerminalState, WorldClosed
+from basilica.core.errors import DeploymentNotFound, UDTerminalState, ValidationError, WorldClosed
 from basilica.core.events import Event, Reason
 from basilica.core.names import instance_name, namespace_of
 from basilica.core.spec import DeploymentSpec, Wanted
@@ -14,6 +14,7 @@ from basilica.core.status import DeploymentStatus
 from basilica.ports import Clock, Limits, Run, Runtime, Store
 
 DEFAULT_LIMITS = Limits(deployments=10_000, ranks=4096)
+ARCHIVE_SECONDS = 86400.0  # how long an archive is kept that no run uses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,9 @@ class ControlPlane:
         self.store, self.runtime, self.clock, self.settings = store, runtime, clock, settings
 
     async def create(self, user: str, spec: DeploymentSpec, idempotency_key: str | None) -> Deployment:
+        if spec.archive is not None and not await self.runtime.has_archive(user, spec.archive):
+            problem = "there is no such archive here; send it with PUT /archives first"
+            raise ValidationError("workdirArchive", spec.archive, problem)
         now = self.clock.now()
         deployment = Deployment(
             instance=instance_name(spec.name, secrets.token_hex(4)),
@@ -48,6 +52,12 @@ class ControlPlane:
             text = f"image {spec.image[:200]!r} is not used: ranks are processes of this machine"
             events.append(Event("ImageIgnored", text))
         return await self.store.create(deployment, events, idempotency_key=idempotency_key, limits=self.settings.limits)
+
+    async def rerun(self, user: str, name: str, idempotency_key: str | None) -> Deployment:
+        """A new run like that one, of the size that was last asked for."""
+        found = await self.get(user, name)
+        again = replace(found.spec, wanted=Wanted.RUN, generation=1, gang=0)
+        return await self.create(user, again, idempotency_key)
 
     async def get(self, user: str, name: str) -> Deployment:
         return await self.store.find(namespace_of(user), name)
@@ -113,6 +123,14 @@ class ControlPlane:
         if self.settings.retention_seconds is None:
             return []
         return await self._prune(self.clock.now() - self.settings.retention_seconds, lambda _: True)
+
+    async def forget_archives(self) -> list[str]:
+        """Remove archives that no run has used for a day."""
+
+        async def in_use() -> set[tuple[str, str]]:
+            return {(d.user, d.spec.archive) for d in await self.store.deployments() if d.spec.archive is not None}
+
+        return await self.runtime.forget_archives(in_use, self.clock.now() - ARCHIVE_SECONDS)
 
     async def _prune(self, before: float, mine: Callable[[Deployment], bool]) -> list[str]:
         names: list[str] = []

@@ -12,6 +12,8 @@ from basilica.server.metrics import Metrics
 from basilica.server.problems import answer, plain
 
 MAX_BODY = 4 << 20
+MAX_ARCHIVE = 512 << 20
+ARCHIVES = "/archives"
 OPEN_PATHS = ("/health", "/metrics", "/openapi.json", "/docs")
 OPEN_PREFIXES = ("/public/",)
 
@@ -57,9 +59,10 @@ class Gate:
                 await answer(error)(scope, receive, send)
                 return
             scope.setdefault("state", {})["user"] = user
-        too_large = plain(413, f"the body is larger than {MAX_BODY} bytes")
+        limit = MAX_ARCHIVE if path == ARCHIVES else MAX_BODY
+        too_large = plain(413, f"the body is larger than {limit} bytes")
         length = headers.get("content-length", "0")
-        if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > MAX_BODY):
+        if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > limit):
             await too_large(scope, receive, send)
             return
         received = 0
@@ -69,7 +72,7 @@ class Gate:
             message = await receive()
             if message["type"] == "http.request":
                 received += len(message.get("body", b""))
-                if received > MAX_BODY:
+                if received > limit:
                     raise BodyTooLarge
             return message
 

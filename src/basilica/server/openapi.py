@@ -14,6 +14,7 @@ _BODIES: dict[tuple[str, str], type[Incoming]] = {
     ("/deployments", "post"): inc.CreateDeployment,
     ("/deployments/{name}/scale-distributed", "post"): inc.ScaleBody,
     ("/deployments/{name}/enroll-metadata", "post"): inc.EnrollBody,
+    ("/deployments/{name}/exec", "post"): inc.ExecBody,
 }
 _OPEN = ("/health", "/metrics", "/public/deployments/{name}/metadata")
 _ERRORS = {"400": "bad request", "401": "no or wrong key", "403": "not allowed", "404": "not found", "409": "conflict"}

@@ -11,12 +11,15 @@ from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response, StreamingResponse
 
 from basilica import __version__
+from basilica.controller.step import run_of
 from basilica.core.deployment import Deployment
 from basilica.core.errors import AuthorizationError, Conflict, DeploymentNotFound, ValidationError
+from basilica.core.spec import check_command
 from basilica.core.why import why
 from basilica.server.control import ControlPlane
 from basilica.server.logs import NDJSON, LogQuery, answer_logs, parse_cursors
 from basilica.server.metrics import Metrics
+from basilica.server.outputs import render_results, stream_output
 from basilica.server.streams import next_change, wait_until_removed, watch
 from basilica.wire import requests as inc
 from basilica.wire import responses as out
@@ -88,6 +91,19 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
     async def restart_deployment(request: Request, name: str) -> Response:
         """Give all ranks of a live run a fresh start."""
         return answered(await plane.restart(_user(request), name))
+
+    @router.post("/deployments/{name}/rerun", status_code=201, response_model=out.DeploymentResponse)
+    async def rerun_deployment(
+        request: Request, name: str, idempotency_key: Annotated[str | None, Header(min_length=1, max_length=200)] = None
+    ) -> Response:
+        """Start a new run like this one, with the same secrets and files."""
+        return answered(await plane.rerun(_user(request), name, idempotency_key), 201)
+
+    @router.put("/archives", response_model=out.ArchiveStored, openapi_extra=_ARCHIVE_BODY)
+    async def store_archive(request: Request) -> Response:
+        """Keep a directory, as a tar.gz, for runs that name it as `workdirArchive`."""
+        kept = await plane.runtime.store_archive(_user(request), request.stream())
+        return json_answer(out.ArchiveStored(archive=kept.digest, bytes=kept.bytes))
 
     @router.post("/prune", response_model=out.Pruned)
     async def prune(
@@ -182,6 +198,28 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
         )
         return await answer_logs(query, deployment, plane.store, plane.runtime, closing)
 
+    @router.get("/deployments/{name}/results", response_model=out.Results)
+    async def get_results(request: Request, name: str) -> Response:
+        """What ranks wrote to their result files: what a shipped function returned."""
+        return Response(
+            render_results(await plane.runtime.results(await plane.run(_user(request), name))), media_type=JSON
+        )
+
+    @router.post("/deployments/{name}/exec", response_class=Response, responses=_EXEC_RESPONSES)
+    async def execute_command(request: Request, name: str) -> Response:
+        """Run a command beside a rank, with its environment and directory; it ends when the caller goes away.
+
+        The answer is one JSON object per line: what it writes, and at last `exitCode`.
+        """
+        body = inc.parse(inc.ExecBody, await request.body())
+        deployment = await plane.get(_user(request), name)
+        if body.rank >= deployment.spec.world.max:
+            raise ValidationError("rank", body.rank, f"this run has ranks 0 to {deployment.spec.world.max - 1}")
+        check_command(body.command)
+        output = plane.runtime.execute(run_of(deployment), body.rank, body.command)
+        await anext(output)  # while a refusal can still be answered
+        return StreamingResponse(stream_output(output, closing), media_type=NDJSON)
+
     # ---- the account and the server --------------------------------------------------------------------------------
 
     @router.get("/usage", response_model=out.UsageList)
@@ -269,6 +307,13 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
 
 _LOG_RESPONSES: dict[int | str, dict[str, object]] = {
     200: {"content": {"text/plain": {"schema": {"type": "string"}}, NDJSON: {"schema": {"type": "string"}}}}
+}
+_EXEC_RESPONSES: dict[int | str, dict[str, object]] = {200: {"content": {NDJSON: {"schema": {"type": "string"}}}}}
+_ARCHIVE_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+    }
 }
 _SSE = {
     "type": "object",

@@ -263,21 +263,21 @@ def _note(state_dir: Path, url: str, key_file: Path, listen: Listen) -> Iterator
 
 @contextlib.asynccontextmanager
 async def _retention(plane: ControlPlane) -> AsyncIterator[None]:
-    """Delete what is too old now and every hour, where the server was told to."""
-    task = asyncio.create_task(_repeat(plane.retain)) if plane.settings.retention_seconds is not None else None
+    """Delete what is too old now and every hour: archives that nobody uses and, where the server was told to, runs."""
+    task = asyncio.create_task(_repeat(plane.retain, plane.forget_archives))
     try:
         yield
     finally:
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
-async def _repeat(work: Callable[[], Awaitable[list[str]]]) -> None:
+async def _repeat(*works: Callable[[], Awaitable[list[str]]]) -> None:
     while True:
-        try:
-            for name in await work():
-                log.info("removed %s: older than the retention", name)
-        except BasilicaError as error:
-            log.warning("retention: %s", error)
+        for work in works:
+            try:
+                for name in await work():
+                    log.info("removed %s: older than the retention", name)
+            except BasilicaError as error:
+                log.warning("retention: %s", error)
         await asyncio.sleep(RETENTION_PERIOD)

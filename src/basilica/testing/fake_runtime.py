@@ -1,13 +1,14 @@
 """A runtime without processes: honest to the port, instant, and moved by the test that holds it."""
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+import hashlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from time import time
 
 from basilica.core.actions import Launch, Probe, Stop
-from basilica.core.errors import RuntimeUnavailable
+from basilica.core.errors import Conflict, RuntimeUnavailable
 from basilica.core.seen import Ended, SeenRank, Sight, Sighting
-from basilica.ports import LogChunk, Run
+from basilica.ports import Exited, InUse, LogChunk, Output, Run, StoredArchive
 
 
 class FakeRuntime:
@@ -22,6 +23,8 @@ class FakeRuntime:
         self._wake: Callable[[str], None] = lambda _: None
         self.launches: list[tuple[str, int, int]] = []
         self.broken = False
+        self.result_files: dict[str, dict[int, bytes]] = {}
+        self.archives: dict[tuple[str, str], float] = {}
 
     async def start(self, wake: Callable[[str], None]) -> None:
         self._wake = wake
@@ -73,6 +76,35 @@ class FakeRuntime:
 
     async def follow(self, run: Run, rank: int, cursor: str | None) -> AsyncGenerator[LogChunk, None]:
         yield LogChunk(rank, (), "0:0")
+
+    async def results(self, run: Run) -> dict[int, bytes]:
+        return dict(self.result_files.get(run.instance, {}))
+
+    async def execute(self, run: Run, rank: int, argv: Sequence[str]) -> AsyncGenerator[Output | Exited, None]:
+        """Echoes the command."""
+        if not any(key[0] == rank for key in self._runs.get(run.instance, {})):
+            raise Conflict(f"rank {rank} of {run.instance} was never launched")
+        yield Output("stdout", "")
+        yield Output("stdout", " ".join(argv) + "\n")
+        yield Exited(0)
+
+    async def store_archive(self, user: str, chunks: AsyncIterator[bytes]) -> StoredArchive:
+        digest, size = hashlib.sha256(), 0
+        async for chunk in chunks:
+            digest.update(chunk)
+            size += len(chunk)
+        self.archives[user, digest.hexdigest()] = self._now()
+        return StoredArchive(digest.hexdigest(), size)
+
+    async def has_archive(self, user: str, digest: str) -> bool:
+        return (user, digest) in self.archives
+
+    async def forget_archives(self, in_use: InUse, before: float) -> list[str]:
+        used = await in_use()
+        old = [key for key, at in self.archives.items() if at < before and key not in used]
+        for key in old:
+            del self.archives[key]
+        return [digest for _, digest in old]
 
     # ---- for the test that holds it --------------------------------------------------------------------------------
 

@@ -90,6 +90,7 @@ class CreateDeployment(Incoming):
     env: EnvMap | None = None
     secrets: EnvMap | None = None
     workdir: str | None = None
+    workdir_archive: Annotated[str | None, Field(json_schema_extra={"pattern": "^[0-9a-f]{64}$"})] = None
     resources: ResourcesBody | None = None
     ttl_seconds: Seconds | None = None
     volumes: list[dict[str, object]] | None = None
@@ -99,6 +100,11 @@ class CreateDeployment(Incoming):
 
 class ScaleBody(Incoming):
     target: U32
+
+
+class ExecBody(Incoming):
+    rank: U32 = 0
+    command: Annotated[list[str], Field(min_length=1)]
 
 
 class EnrollBody(Incoming):
@@ -137,6 +143,7 @@ def to_spec(body: CreateDeployment) -> DeploymentSpec:
         secrets=body.secrets or {},
         nccl_env=gang.nccl.env,
         workdir=body.workdir,
+        archive=body.workdir_archive,
         rendezvous_backend=gang.rendezvous.backend,
         rendezvous_port=gang.rendezvous.port,
         provider_filter=ProviderFilter(gang.provider_filter.include, gang.provider_filter.exclude),

@@ -1,5 +1,7 @@
 """Answers: the models of everything that the API returns. How they are filled is in `render`."""
 
+from typing import Any
+
 from pydantic import ConfigDict, Field
 
 from basilica.wire.base import Outgoing
@@ -288,3 +290,27 @@ class ShareTokenRevoked(Outgoing):
 
 class Enrolled(Outgoing):
     public_metadata: bool
+
+
+class Results(Outgoing):
+    """What ranks wrote to their result files, by rank; a rank that wrote none is absent."""
+
+    results: dict[str, Any]
+
+
+class ArchiveStored(Outgoing):
+    archive: str
+    bytes: int
+
+
+class CommandOutput(Outgoing):
+    """One line of a command's answer."""
+
+    stream: str
+    text: str
+
+
+class CommandExit(Outgoing):
+    """The last line of a command's answer."""
+
+    exit_code: int

@@ -28,9 +28,9 @@ def test_a_run_grows_and_shrinks(seen: Any) -> None:
     assert said == ["0| up", "1| up", "2| drained", "2| up", "3| drained", "3| up"]
     assert seen["exits"] == [{"rank": 0, **CLEAN}, {"rank": 1, **CLEAN}]
     assert [tuple(event) for event in seen["events"] if event[0].startswith("Scale")] == [
-        ("ScaleRequested", "4 ranks wanted"),
+        ("ScaleRequested", "a world of 4 wanted"),
         ("ScaleObserved", "world goes from 2 to 4 ranks"),
-        ("ScaleRequested", "2 ranks wanted"),
+        ("ScaleRequested", "a world of 2 wanted"),
         ("ScaleObserved", "world goes from 4 to 2 ranks"),
     ]
 

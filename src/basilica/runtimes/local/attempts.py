@@ -43,6 +43,13 @@ class Attempt:
             note=self.note,
         )
 
+    @property
+    def was_launched(self) -> bool:
+        """False while it waits, and for one that was stopped before it started."""
+        if self.ended is None:
+            return self.sight is not Sight.QUEUED
+        return self.started_at is not None or not self.ended.stopped
+
     def unwatch(self) -> None:
         if self.watch is not None:
             self.watch.close()

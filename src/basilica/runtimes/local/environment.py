@@ -1,5 +1,6 @@
 """What a rank finds in its environment, and the command line it is executed with. Pure."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,6 +17,13 @@ INHERITED = frozenset({
 })  # fmt: skip
 
 LOOPBACK = "127.0.0.1"
+
+# What stands for a value in a command line that no shell reads. Everything else is the program's own affair.
+_VARIABLE = re.compile(
+    r"\$(?:\{(?P<braced>NAME)\}|(?P<bare>NAME)(?![A-Za-z0-9_]))".replace(
+        "NAME", r"BASILICA_[A-Z0-9_]+|RANK|WORLD_SIZE|LOCAL_RANK|MASTER_ADDR|MASTER_PORT|NODE_NAME"
+    )
+)
 
 # The published client ships a function as a script that writes it to this file. That is a rank's own in a container; on
 # one machine all ranks of all runs would overwrite it under each other, so here it stands for a file of the rank.
@@ -37,6 +45,23 @@ def command_line(spec: DeploymentSpec) -> list[str]:
             return ["/bin/sh", "-c", script.replace(SHIPPED_SOURCE, OWN_SOURCE), "--", *args]
         case Exec(argv):
             return list(argv)
+
+
+def own_command_line(spec: DeploymentSpec, environment: Mapping[str, str]) -> list[str] | None:
+    """The command line with the rank's own values in it; None if there is no place for any.
+
+    A name without a value stays as it is, and so does a secret's: others can see command lines.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        name = match["braced"] or match["bare"]
+        found = environment.get(name)
+        return match[0] if found is None or found == spec.secrets.get(name) else found
+
+    match spec.program:
+        case Exec(argv) if any("$" in part for part in argv):
+            return [_VARIABLE.sub(value, part) for part in argv]
+    return None
 
 
 def common_environment(
@@ -67,13 +92,14 @@ def common_environment(
     }
 
 
-def rank_environment(launch: Launch, visible_gpus: str | None) -> dict[str, str]:
+def rank_environment(launch: Launch, visible_gpus: str | None, result_file: str) -> dict[str, str]:
     """What is this attempt's own. `visible_gpus` None: whatever the machine has, which is nothing."""
     own = {
         "RANK": str(launch.rank),
         "WORLD_SIZE": str(launch.world_size),
         "BASILICA_RANK": str(launch.rank),
         "BASILICA_ATTEMPT": str(launch.attempt),
+        "BASILICA_RESULT_FILE": result_file,
     }
     if visible_gpus is not None:
         own["CUDA_VISIBLE_DEVICES"] = visible_gpus

@@ -3,9 +3,12 @@
 <state_dir>/
 ├── wake                     a FIFO: supervisors write a line when a rank has started or ended
 ├── supervisor.log           what fork servers and supervisors had to complain about
+├── archives/<user>/         directories that users sent, by the SHA-256 of their bytes
 └── runs/<instance>/
     ├── ports.json           ports of this run, picked once
     ├── checkpoints/         BASILICA_CHECKPOINT_DIR: survives restarts of ranks
+    ├── results/<r>.json     BASILICA_RESULT_FILE of rank r
+    ├── workdir/             the unpacked archive of this run, if it has one
     └── rank-<r>/            locked by the supervisor of the attempt that runs
         ├── <a>.record       who runs attempt a, since when, and how it ended: a line each, appended
         ├── <a>.log          its output, standard and error
@@ -56,6 +59,19 @@ class Layout:
 
     def checkpoints(self, instance: str) -> Path:
         return self.run(instance) / "checkpoints"
+
+    @property
+    def archives(self) -> Path:
+        return self.root / "archives"
+
+    def workdir(self, instance: str) -> Path:
+        return self.run(instance) / "workdir"
+
+    def results(self, instance: str) -> Path:
+        return self.run(instance) / "results"
+
+    def result(self, instance: str, rank: int) -> str:
+        return f"{self.root}/runs/{instance}/results/{rank}.json"
 
     def rank(self, instance: str, rank: int) -> Path:
         return self.run(instance) / f"rank-{rank}"

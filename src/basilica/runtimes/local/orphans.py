@@ -34,9 +34,9 @@ def kill_leftovers(layout: Layout, key: Key, claim: Claim) -> bool:
         members = _members(path)
         left = left or bool(members)
         if members and not supervisor.kill_cgroup(os.path.join(path, "cgroup.kill")):
-            _kill(members)
+            kill(members)
     strays = _with_environment_of(layout, key)
-    _kill(strays)
+    kill(strays)
     return left or bool(strays)
 
 
@@ -52,13 +52,19 @@ def _with_environment_of(layout: Layout, key: Key) -> list[int]:
 
     The directory tells them from those of another server on this machine, whatever its runs are called.
     """
+    return with_environment(
+        {
+            f"BASILICA_CHECKPOINT_DIR={layout.checkpoints(key.instance)}".encode(),
+            f"BASILICA_RANK={key.rank}".encode(),
+            f"BASILICA_ATTEMPT={key.attempt}".encode(),
+        }
+    )
+
+
+def with_environment(marks: set[bytes]) -> list[int]:
+    """Processes that were started with all of these variables, each as `NAME=value`."""
     if sys.platform != "linux":
         return []
-    marks = {
-        f"BASILICA_CHECKPOINT_DIR={layout.checkpoints(key.instance)}".encode(),
-        f"BASILICA_RANK={key.rank}".encode(),
-        f"BASILICA_ATTEMPT={key.attempt}".encode(),
-    }
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != os.getpid():
@@ -71,7 +77,7 @@ def _with_environment_of(layout: Layout, key: Key) -> list[int]:
     return found
 
 
-def _kill(pids: list[int]) -> None:
+def kill(pids: list[int]) -> None:
     for pid in pids:
         with suppress(OSError):  # gone meanwhile
             os.kill(pid, signal.SIGKILL)

@@ -8,21 +8,32 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing, contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from basilica.core.actions import Launch, Probe, Stop
-from basilica.core.errors import RuntimeUnavailable
+from basilica.core.errors import BasilicaError, Conflict, DistributedError, RuntimeUnavailable
 from basilica.core.phase import BenchPhase
 from basilica.core.seen import SeenBench, Sight, Sighting
-from basilica.ports import LogChunk, Run
+from basilica.ports import Exited, InUse, LogChunk, Output, Run, StoredArchive
 from basilica.runtimes.local import cgroups, supervisor
+from basilica.runtimes.local.archives import Archives
 from basilica.runtimes.local.attempts import Attempt, ended_of, has_ended
 from basilica.runtimes.local.capabilities import Capability, capabilities_of
-from basilica.runtimes.local.environment import command_line, common_environment, rank_environment
+from basilica.runtimes.local.environment import command_line, common_environment, own_command_line, rank_environment
+from basilica.runtimes.local.execute import execute
 from basilica.runtimes.local.follow import follow_rank, tail_rank
 from basilica.runtimes.local.forkserver import ForkServer
 from basilica.runtimes.local.gpus import GpuInventory, ask_nvidia_smi, runs_on_cpu
@@ -41,6 +52,7 @@ ENDED_ATTEMPTS_SHOWN = 4
 ENDED_RUNS_KEPT = 256
 LINE_OPENS_AFTER_S = 0.5
 RUNS_REMEMBERED = 256
+RESULT_BYTES_MAX = 8 << 20
 NO_BENCH = SeenBench(
     phase=BenchPhase.SKIPPED,
     message="the bench probe measures the link between two nodes, and this run has one machine",
@@ -64,6 +76,7 @@ class LocalRuntime:
         log_limit_bytes: int = LOG_LIMIT_BYTES,
     ) -> None:
         self._layout = Layout(state_dir.absolute())
+        self._archives = Archives(self._layout.archives)
         self._node = node or socket.gethostname()
         self._inventory = gpus
         self._line = GpuLine(gpus or GpuInventory())
@@ -328,6 +341,10 @@ class LocalRuntime:
         failed = [problem for key in wanted if (problem := self._failures.pop(key, None)) is not None]
         if failed:
             raise RuntimeUnavailable(f"cannot start ranks of {run.instance}: {failed[0]}")
+        if run.spec.archive is not None:
+            with _or_unavailable(f"cannot unpack what {run.instance} runs in"):
+                target = self._layout.workdir(run.instance)
+                await asyncio.to_thread(self._archives.unpack, run.user, run.spec.archive, target)
         fresh = {key: wanted[key] for key in _startable(table, wanted)}
         if not fresh:
             return
@@ -398,29 +415,45 @@ class LocalRuntime:
     def _request(self, run: Run, granted: Mapping[Launch, tuple[str, ...]]) -> StartRequest:
         instance, spec, layout = run.instance, run.spec, self._layout
         layout.checkpoints(instance).mkdir(mode=0o700, parents=True, exist_ok=True)
+        layout.results(instance).mkdir(mode=0o700, exist_ok=True)
         layout.run(instance).chmod(0o700)
-        environment = common_environment(
-            run,
-            ports_of(layout.ports(instance)),
-            server=os.environ,
-            node=self._node,
-            checkpoints=str(layout.checkpoints(instance)),
-        )
+        environment = self._environment(run)
         return StartRequest(
             argv=command_line(spec),
             env=environment,
-            cwd=spec.workdir or self._directory,
+            cwd=self._workdir(run),
             grace=spec.grace_seconds,
             memory_limit=spec.resources.memory_bytes,
             log_limit=self._log_limit,
             wake=str(layout.wake),
-            ranks=[self._task(run, launch, uuids) for launch, uuids in granted.items()],
+            ranks=[self._task(run, launch, uuids, environment) for launch, uuids in granted.items()],
         )
 
-    def _task(self, run: Run, launch: Launch, uuids: tuple[str, ...]) -> RankTask:
-        key = Key(run.instance, launch.rank, launch.attempt)
+    def _environment(self, run: Run) -> dict[str, str]:
+        return common_environment(
+            run,
+            ports_of(self._layout.ports(run.instance)),
+            server=os.environ,
+            node=self._node,
+            checkpoints=str(self._layout.checkpoints(run.instance)),
+        )
+
+    def _own_environment(self, run: Run, launch: Launch, uuids: tuple[str, ...]) -> dict[str, str]:
         inventory = self._line.inventory
+        visible = inventory.visible(uuids) if inventory.gpus else None
+        return rank_environment(launch, visible, self._layout.result(run.instance, launch.rank))
+
+    def _workdir(self, run: Run) -> str:
+        if run.spec.archive is None:
+            return run.spec.workdir or self._directory
+        return str(self._layout.workdir(run.instance) / (run.spec.workdir or ""))
+
+    def _task(self, run: Run, launch: Launch, uuids: tuple[str, ...], environment: Mapping[str, str]) -> RankTask:
+        key = Key(run.instance, launch.rank, launch.attempt)
+        own = self._own_environment(run, launch, uuids)
         resources = run.spec.resources
+        with suppress(OSError):
+            os.unlink(own["BASILICA_RESULT_FILE"])  # of an earlier attempt
         groups = cgroups.for_rank(
             self._cgroups,
             f"basilica-{self._mark}-{key.instance}-{key.rank}-{key.attempt}",
@@ -432,7 +465,8 @@ class LocalRuntime:
             rank=key.rank,
             attempt=key.attempt,
             directory=str(self._layout.rank(key.instance, key.rank)),
-            env=rank_environment(launch, inventory.visible(uuids) if inventory.gpus else None),
+            argv=own_command_line(run.spec, {**environment, **own}),
+            env=own,
             gpus=list(uuids),
             cgroups=list(groups.tasks),
             memory_events=groups.memory_events,
@@ -489,6 +523,39 @@ class LocalRuntime:
             await asyncio.to_thread(_remove_run, self._layout, run.instance)
         self._runs.pop(run.instance, None)
         self._ended.pop(run.instance, None)
+
+    # ------------------------------------------------------------------------------------ results, archives, commands
+
+    async def results(self, run: Run) -> dict[int, bytes]:
+        with _or_unavailable(f"cannot read the results of {run.instance}"):
+            return await asyncio.to_thread(_read_results, self._layout, run.instance)
+
+    async def store_archive(self, user: str, chunks: AsyncIterator[bytes]) -> StoredArchive:
+        with _or_unavailable("cannot keep the archive"):
+            return await self._archives.store(user, chunks)
+
+    async def has_archive(self, user: str, digest: str) -> bool:
+        with _or_unavailable("cannot look for the archive"):
+            return self._archives.has(user, digest)
+
+    async def forget_archives(self, in_use: InUse, before: float) -> list[str]:
+        with _or_unavailable("cannot remove old archives"):
+            if not await asyncio.to_thread(self._archives.old, before):
+                return []
+            used = await in_use()
+            return await asyncio.to_thread(self._archives.forget, used, before)
+
+    async def execute(self, run: Run, rank: int, argv: Sequence[str]) -> AsyncGenerator[Output | Exited, None]:
+        attempts = [a for a in (await self._table(run.instance)).values() if a.key.rank == rank and a.was_launched]
+        if not attempts:
+            raise Conflict(f"rank {rank} of {run.instance} was never launched")
+        newest = max(attempts, key=lambda attempt: attempt.key.attempt)
+        launch = Launch(rank, newest.key.attempt, run.spec.world.target)
+        with _or_unavailable(f"cannot tell the environment of {run.instance}"):
+            env = {**self._environment(run), **self._own_environment(run, launch, newest.gpus)}
+        async with aclosing(execute(argv, env, self._workdir(run), self._spawn)) as output:
+            async for chunk in output:
+                yield chunk
 
     # -------------------------------------------------------------------------------------------------------- bench
 
@@ -551,6 +618,19 @@ def _read_run(layout: Layout, instance: str) -> dict[Key, Record | None]:
     return {key: read_record(layout.record(key)) for key in layout.keys(instance)}
 
 
+def _read_results(layout: Layout, instance: str) -> dict[int, bytes]:
+    found: dict[int, bytes] = {}
+    with suppress(FileNotFoundError):
+        for name in os.listdir(layout.results(instance)):
+            number, _, kind = name.partition(".")
+            if kind == "json" and number.isascii() and number.isdigit():
+                path = layout.results(instance) / name
+                if path.stat().st_size > RESULT_BYTES_MAX:
+                    raise DistributedError(f"the result of rank {number} is larger than {RESULT_BYTES_MAX} bytes")
+                found[int(number)] = path.read_bytes()
+    return dict(sorted(found.items()))
+
+
 def _remove_run(layout: Layout, instance: str) -> None:
     for record in _read_run(layout, instance).values():
         for path in () if record is None else record.claim.cgroups:
@@ -571,6 +651,8 @@ def _more_descriptors() -> int:
 def _or_unavailable(what: str) -> Iterator[None]:
     try:
         yield
+    except BasilicaError:
+        raise
     except OSError as error:
         raise RuntimeUnavailable(f"{what}: {error.strerror or error}") from error
     except ValueError as error:  # a damaged record

@@ -247,14 +247,15 @@ class Supervisor:
         return problem
 
     def spawn(self, log: int) -> tuple[int, str] | None:
-        program = self.request["argv"][0]
+        argv = self.task["argv"] or self.request["argv"]
+        program = argv[0]
         env = {**self.request["env"], **self.task["env"]}
         denied = False
         for path in candidates(program, env.get("PATH", DEFAULT_PATH)):
             try:
                 self.rank_pid = os.posix_spawn(
                     path,
-                    self.request["argv"],
+                    argv,
                     env,
                     file_actions=[
                         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),

@@ -16,12 +16,16 @@ class CgroupTask(TypedDict):
 
 
 class RankTask(TypedDict):
-    """One rank to start, with its files in `directory`. `env` is added to the request's; nothing of it goes to disk."""
+    """One rank to start, with its files in `directory`. `env` is added to the request's; nothing of it goes to disk.
+
+    `argv` is this rank's own command line, None if it is the request's.
+    """
 
     instance: str
     rank: int
     attempt: int
     directory: str
+    argv: list[str] | None
     env: dict[str, str]
     gpus: list[str]
     cgroups: list[CgroupTask]

@@ -1,0 +1,442 @@
+"""How runs look in a terminal: views in, Rich renderables out. Pure; the only place with colours.
+
+What others wrote (names, messages, log lines) is never read as markup; its control characters are shown, not obeyed.
+"""
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.segment import Segment
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from basilica.client.views import BenchStatus, Event, RankExit, RankStatus, RunView
+from basilica.core.world import WorldStatus
+
+# ---- colours and signs -------------------------------------------------------------------------------------------
+
+PHASES = {
+    "pending": "yellow",
+    "scheduling": "yellow",
+    "pulling": "yellow",
+    "starting": "yellow",
+    "ready": "green",
+    "degraded": "bold yellow",
+    "succeeded": "bold green",
+    "failed": "bold red",
+    "cancelled": "magenta",
+}
+STATES = {
+    "waiting": "yellow",
+    "launched": "yellow",
+    "running": "green",
+    "stopping": "magenta",
+    "succeeded": "bold green",
+    "lost": "bold red",
+    "dropped": "bright_black",
+}
+SIGNS = {
+    "waiting": ("·", "."),
+    "launched": ("◦", "o"),
+    "running": ("■", "#"),
+    "stopping": ("▾", "v"),
+    "succeeded": ("✓", "="),
+    "lost": ("✗", "X"),
+    "dropped": ("○", "-"),
+}
+ROLES = {"culprit": "bold red", "victim": "yellow", "stopped": "bright_black"}
+RANK_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "bright_red", "bright_cyan", "bright_magenta")
+BAR_UP, BAR_DOWN, BAR_BELOW = "green", "bright_black", "yellow"
+HEAD, DIM, WARNING, BAD, UNKNOWN = "bold", "bright_black", "yellow", "bold red", "cyan"
+BAR_WIDTH = 40
+NARROW = 60
+FEW_RANKS = 32
+EVENTS_SHOWN = 6
+LOG_LINES_SHOWN = 8
+EXITS_SHOWN = 16
+TAIL_SHOWN = 10
+
+# ---- foreign text ------------------------------------------------------------------------------------------------
+
+# Colours are harmless and common; what moves the cursor, sets titles or answers questions is not.
+_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+# Marks that reorder text on the screen, so that it reads as something else than it is.
+_REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+def clean(text: str) -> str:
+    """Text in which nothing can act on a terminal: control characters other than tab are shown as escapes."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(c if c == "\t" or not _acts(c) else ascii(c)[1:-1] for c in text)
+
+
+def log_line(text: str) -> str:
+    """A log line for a terminal: colours dropped, what a carriage return overwrote left out, the rest as `clean`."""
+    shown = [part for part in text.split("\r") if part]
+    return clean(_COLOUR.sub("", shown[-1])) if shown else ""
+
+
+def _acts(character: str) -> bool:
+    return unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") or character in _REORDERING
+
+
+# ---- small things ------------------------------------------------------------------------------------------------
+
+
+def duration(seconds: float) -> str:
+    """`0.4s`, `42s`, `3m12s`, `2h05m`, `3d4h`."""
+    if seconds < 0:
+        return "0s"
+    if seconds < 10:
+        return f"{seconds:.1f}s".replace(".0s", "s")
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600}h"
+
+
+def age(then: datetime | None, now: datetime) -> str:
+    return "-" if then is None else duration(max(0, int((now - then).total_seconds())))
+
+
+def clock(moment: datetime | None) -> str:
+    """The time of day, here."""
+    return "-" if moment is None else moment.astimezone().strftime("%H:%M:%S")
+
+
+def timestamp(moment: datetime | None) -> str:
+    return "-" if moment is None else moment.astimezone().isoformat(timespec="seconds")
+
+
+def phase(name: str) -> Text:
+    return Text(clean(name or "unknown"), PHASES.get(name, UNKNOWN))
+
+
+def rank_colour(rank: int) -> str:
+    return RANK_COLOURS[rank % len(RANK_COLOURS)]
+
+
+def world(size: WorldStatus) -> str:
+    return f"{size.ready} of {size.target} ranks up (min {size.min}, max {size.max})"
+
+
+def event_message(event: Event) -> str:
+    return clean(event.message) + (f" ({event.count} times)" if event.count > 1 else "")
+
+
+def message_of(view: RunView) -> str:
+    """What is to be said about a run: how it ended, else what it waits for."""
+    return view.message if view.is_terminal and view.message else view.blocked_on or view.message
+
+
+def _columns(*headings: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style=HEAD, padding=(0, 2, 0, 0))
+    for heading in headings:
+        table.add_column(heading, no_wrap=True, overflow="ellipsis")
+    return table
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """Ranks that are up, and those still wanted; as wide as there is room for."""
+
+    world: WorldStatus
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        size = self.world
+        whole = max(size.target, size.ready, 1)
+        width = min(BAR_WIDTH, options.max_width, max(whole, 10))
+        up = width * size.ready // whole
+        if size.ready and not up:
+            up = 1
+        full, empty = ("#", "-") if options.ascii_only else ("█", "░")
+        colour = BAR_BELOW if size.below_minimum else BAR_UP
+        yield Segment(full * up, Style.parse(colour))
+        yield Segment(empty * (width - up), Style.parse(BAR_DOWN))
+        yield Segment.line()
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Many ranks as one sign each, in rows that begin with the number of their first rank."""
+
+    ranks: Sequence[RankStatus]
+    rows: int
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        label = len(str(self.ranks[-1].rank)) + 1 if self.ranks else 1
+        room = max(8, options.max_width - label)
+        width = next((w for w in (128, 64, 32, 16) if w <= room), room)
+        ascii_only = options.ascii_only
+        for start in range(0, min(len(self.ranks), width * self.rows), width):
+            row = self.ranks[start : start + width]
+            line = Text(f"{row[0].rank:>{label - 1}} ", DIM, no_wrap=True)
+            for rank in row:
+                sign = SIGNS.get(rank.state, ("?", "?"))[1 if ascii_only else 0]
+                line.append(sign, STATES.get(rank.state, UNKNOWN))
+            yield line
+        if len(self.ranks) > width * self.rows:
+            yield Text(f"and {len(self.ranks) - width * self.rows} more", DIM)
+
+
+# ---- tables ------------------------------------------------------------------------------------------------------
+
+
+def runs(views: Iterable[RunView], now: datetime) -> Table:
+    table = _columns("NAME", "PHASE", "WORLD", "AGE", "MESSAGE")
+    for view in views:
+        size = f"{view.world.ready}/{view.world.target}"
+        table.add_row(
+            Text(clean(view.name)), phase(view.phase), size, age(view.created_at, now), Text(clean(view.message))
+        )
+    return table
+
+
+def head(view: RunView) -> Table:
+    """Name, phase, the world as a bar, and in words."""
+    line = Table.grid(padding=(0, 2, 0, 0))
+    for _ in range(4):
+        line.add_column(no_wrap=True, overflow="ellipsis")
+    line.add_row(
+        Text(f" {clean(view.name)} ", "bold reverse"), phase(view.phase), Bar(view.world), Text(world(view.world))
+    )
+    return line
+
+
+def ranks_table(ranks: Sequence[RankStatus], *, narrow: bool = False) -> Table:
+    noted = any(rank.note for rank in ranks)
+    table = _columns("RANK", "STATE", "RESTARTS", *(() if narrow else ("NODE", *(("NOTE",) if noted else ()))))
+    for rank in ranks:
+        cells: list[RenderableType] = [
+            Text(str(rank.rank), rank_colour(rank.rank)),
+            Text(clean(rank.state), STATES.get(rank.state, UNKNOWN)),
+            Text(str(rank.restarts), WARNING if rank.restarts else ""),
+        ]
+        if not narrow:
+            cells.append(Text(clean(rank.node or "")))
+            if noted:
+                cells.append(Text(clean(rank.note)))
+        table.add_row(*cells)
+    return table
+
+
+def ranks(view: RunView, *, rows: int, narrow: bool = False) -> RenderableType:
+    """A table while it fits into so many rows; else counts, a grid, and a table of the ranks that stand out."""
+    everyone = view.ranks
+    if not everyone:
+        return Text("no ranks yet", DIM)
+    if len(everyone) + 1 <= rows:
+        return ranks_table(everyone, narrow=narrow)
+    counts = Counter(rank.state for rank in everyone)
+    summary = Text(no_wrap=True, overflow="ellipsis")
+    for state, count in counts.most_common():
+        summary.append(f"{count} ")
+        summary.append(clean(state), STATES.get(state, UNKNOWN))
+        summary.append("  ")
+    standing_out = sorted(
+        (r for r in everyone if r.state != counts.most_common(1)[0][0] or r.restarts),
+        key=lambda r: (r.state != "lost", -r.restarts, r.rank),
+    )
+    grid_rows = max(1, rows // 2)
+    left = rows - grid_rows - 4
+    parts: list[RenderableType] = [summary, Grid(everyone, grid_rows)]
+    if standing_out and left > 0:
+        parts.append(ranks_table(standing_out[:left], narrow=narrow))
+        if len(standing_out) > left:
+            parts.append(Text(f"and {len(standing_out) - left} more that stand out", DIM))
+    return Group(*parts)
+
+
+def exits(ended: Sequence[RankExit], culprit: int | None) -> Table:
+    table = _columns("RANK", "CODE", "REASON", "SIGNAL", "ROLE", "RESTARTS", "DURATION", "")
+    for exit in ended:
+        guilty = exit.rank == culprit
+        bad = BAD if guilty else ("" if exit.exit_code == 0 else WARNING)
+        lasted = (
+            "-"
+            if exit.started_at is None or exit.finished_at is None
+            else duration((exit.finished_at - exit.started_at).total_seconds())
+        )
+        table.add_row(
+            Text(str(exit.rank), rank_colour(exit.rank)),
+            Text("?" if exit.exit_code < 0 else str(exit.exit_code), bad),
+            Text(clean(exit.termination_reason), bad),
+            Text(clean(exit.signal or "-")),
+            Text(clean(exit.role or "-"), ROLES.get(exit.role or "", "")),
+            str(exit.restart_count),
+            lasted,
+            Text("<- failed first" if guilty else "", BAD),
+        )
+    return table
+
+
+def culprit(view: RunView) -> RenderableType | None:
+    """Who failed first, why we think so, and its last words."""
+    if view.culprit is None:
+        return None
+    it = view.culprit
+    lines = [
+        Text.assemble(
+            (f"rank {it.rank} failed first: ", BAD), clean(it.evidence), f" ({clean(it.confidence)} confidence)"
+        )
+    ]
+    if it.log_tail:
+        lines.append(Text("its last lines:", DIM))
+        lines += [Text.assemble((f"{it.rank}| ", rank_colour(it.rank)), log_line(t)) for t in it.log_tail[-TAIL_SHOWN:]]
+    return Group(*lines)
+
+
+def events(happened: Sequence[Event]) -> Table:
+    table = _columns("TIME", "REASON", "MESSAGE")
+    for event in happened:
+        colour = WARNING if event.kind == "Warning" else ""
+        table.add_row(clock(event.last_at), Text(clean(event.reason), colour), Text(event_message(event)))
+    return table
+
+
+def event_fields(event: Event) -> str:
+    """For programs: time, type, reason and message between tabs."""
+    message = event_message(event).replace("\t", "\\t")
+    return "\t".join([timestamp(event.last_at), clean(event.kind), clean(event.reason), message])
+
+
+def bench(status: BenchStatus | None) -> RenderableType:
+    if status is None:
+        return Text("the bench is off: 'basilica train up --bench' turns it on")
+    line = Text.assemble("bench ", (clean(status.phase), "green" if status.phase == "Succeeded" else WARNING))
+    if status.message:
+        line.append(f": {clean(status.message)}")
+    found = status.result
+    if found is None:
+        return line
+    table = Table.grid(padding=(0, 2, 0, 0))
+    rows = [
+        ("bus bandwidth p50", _number(found.busbw_gbps_p50, "GB/s")),
+        ("bus bandwidth p10", _number(found.busbw_gbps_p10, "GB/s")),
+        ("bus bandwidth p90", _number(found.busbw_gbps_p90, "GB/s")),
+        ("algorithm bandwidth p50", _number(found.algbw_gbps_p50, "GB/s")),
+        ("latency at 1 MiB", _number(found.latency_us_at_1mib, "us")),
+        ("between", f"{clean(found.probe_node_a)} and {clean(found.probe_node_b)}"),
+        ("measured", timestamp(found.measured_at)),
+    ]
+    for name, value in rows:
+        table.add_row(Text(name), Text(value))
+    if status.on_worker_nodes:
+        return Group(line, table)
+    return Group(line, table, Text("not measured on the nodes of the ranks: their link may be another", WARNING))
+
+
+def _number(value: float | None, unit: str) -> str:
+    return "not measured" if value is None else f"{value:.2f} {unit}"
+
+
+# ---- whole pages -------------------------------------------------------------------------------------------------
+
+
+def status(view: RunView, now: datetime, *, width: int) -> RenderableType:
+    """One run: the world, its ranks, what it waits for, and how it ended."""
+    about = Text(f"{clean(view.instance)}, created {age(view.created_at, now)} ago", DIM)
+    parts: list[RenderableType] = [head(view), about, Text("")]
+    if view.exits:
+        bad = sorted(view.exits, key=lambda e: (e.role != "culprit", e.exit_code == 0, e.rank))
+        parts.append(exits(bad[:EXITS_SHOWN], None if view.culprit is None else view.culprit.rank))
+        if len(bad) > EXITS_SHOWN:
+            parts.append(Text(f"and {len(bad) - EXITS_SHOWN} more: 'basilica train exits'", DIM))
+    else:
+        parts.append(ranks(view, rows=FEW_RANKS + 1, narrow=width < NARROW))
+    guilty = culprit(view)
+    if guilty is not None:
+        parts += [Text(""), guilty]
+    parts += [Text(""), Text(clean(message_of(view)), "italic")]
+    return Group(*parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """What the live view shows."""
+
+    view: RunView
+    events: Sequence[Event] = ()
+    lines: Sequence[tuple[int, str]] | None = None
+    trouble: str = ""
+    keys: str = ""
+
+
+def screen(frame: Frame, *, width: int, height: int) -> RenderableType:
+    """The live view, never higher than the terminal: one that scrolls cannot be redrawn in place."""
+    view = frame.view
+    top: list[RenderableType] = [head(view), _one_line(clean(message_of(view)), "italic"), Text("")]
+    bottom: list[RenderableType] = []
+    room = height - len(top) - 2  # the cursor's line and the line of keys
+    happened = [*reversed(frame.events[: min(EVENTS_SHOWN, max(0, room // 3 - 1))])]
+    if happened:
+        bottom += [Text(""), *(event_line(event) for event in happened)]
+    if frame.lines is not None and room > 12:
+        shown = frame.lines[-min(LOG_LINES_SHOWN, room // 3) :]
+        bottom += [Text(""), *(rank_line(rank, line) for rank, line in shown)]
+    if frame.trouble:
+        bottom += [_one_line(f"no answer from the server, trying again: {clean(frame.trouble)}", BAD)]
+    if frame.keys:
+        bottom += [_one_line(frame.keys, DIM)]
+    rows = max(4, room - len(bottom))
+    return Group(*top, ranks(view, rows=rows, narrow=width < NARROW), *bottom)
+
+
+def change(view: RunView) -> str:
+    """One line for what is no terminal."""
+    size = view.world
+    return f"{clean(view.phase or 'unknown')} {size.ready}/{size.target} {clean(message_of(view))}"
+
+
+def rank_line(rank: int, line: str, *, merged: bool = True, whole: bool = False) -> Text:
+    """A log line; `whole` ones are wrapped by the terminal, others are cut at its edge."""
+    text = Text(no_wrap=not whole, overflow="ignore" if whole else "ellipsis")
+    if merged:
+        text.append(f"{rank}| ", rank_colour(rank))
+    return text.append(log_line(line))
+
+
+def standing(view: RunView) -> RenderableType:
+    """Where a live run stands, in a sentence."""
+    return Text.assemble(clean(view.name), " is ", phase(view.phase), f": {world(view.world)}")
+
+
+def started(view: RunView, word: str) -> RenderableType:
+    """Where it stands, and the commands to go on with; `word` is its name as an argument."""
+    lines: list[RenderableType] = [standing(view)]
+    for command in ("watch {}", "logs -f {}", "scale {} --target N", "cancel {}"):
+        lines.append(Text(f"  basilica train {command.format(clean(word))}", DIM))
+    return Group(*lines)
+
+
+def outcome(view: RunView) -> RenderableType:
+    """How a run ended, in a sentence, and who is to blame."""
+    sentence = Text.assemble(clean(view.name), " ", phase(view.phase))
+    if view.message:
+        sentence.append(f": {clean(view.message)}")
+    guilty = culprit(view)
+    return sentence if guilty is None else Group(sentence, guilty)
+
+
+def event_line(event: Event) -> Text:
+    colour = WARNING if event.kind == "Warning" else DIM
+    line = Text(no_wrap=True, overflow="ellipsis")
+    line.append(f"{clock(event.last_at)}  ", DIM)
+    line.append(f"{clean(event.reason):20} ", colour)
+    line.append(event_message(event))
+    return line
+
+
+def _one_line(text: str, style: str) -> Text:
+    return Text(text, style, no_wrap=True, overflow="ellipsis")

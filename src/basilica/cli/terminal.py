@@ -1,0 +1,123 @@
+"""Where commands write: stdout for facts, stderr for everything else; plain wherever nobody watches.
+
+Plain means no colours and no redrawing: stdout is no terminal, or NO_COLOR is set, or the terminal can do neither.
+"""
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+from rich.text import Text
+
+PIPE_WIDTH = 2000  # nothing is cut for a program that reads
+QUIET_SECONDS = 1.0  # what takes longer shows that it is at work
+
+
+def is_plain(stream: TextIO) -> bool:
+    return not stream.isatty() or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+
+
+def can_ask() -> bool:
+    """Somebody sits at the terminal and sees what we ask."""
+    return sys.stdin.isatty() and not is_plain(sys.stdout)
+
+
+def console(stream: TextIO) -> Console:
+    plain = is_plain(stream)
+    return Console(
+        file=stream,
+        force_terminal=not plain,
+        no_color=plain,
+        width=None if stream.isatty() else PIPE_WIDTH,
+        markup=False,
+        highlight=False,
+        emoji=False,
+    )
+
+
+def show(renderable: RenderableType, stream: TextIO | None = None) -> None:
+    out = sys.stdout if stream is None else stream
+    screen = console(out)
+    if not is_plain(out):
+        screen.print(renderable)
+        return
+    with screen.capture() as captured:
+        screen.print(renderable)
+    out.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+    out.flush()
+
+
+def say(text: str) -> None:
+    """A remark to whoever watches; no fact."""
+    show(Text(text), sys.stderr)
+
+
+def write_line(line: str) -> None:
+    """A line as it is, whatever the locale can write."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(line.encode("utf-8", "replace") + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def write_json(document: Any) -> None:
+    write_line(json.dumps(document, ensure_ascii=True, default=str))
+
+
+@contextmanager
+def busy(text: Callable[[], str]) -> Iterator[None]:
+    """If the block takes longer than a second, say what is going on, in a line that goes away again."""
+    if is_plain(sys.stderr):
+        yield
+        return
+    screen = console(sys.stderr)
+    status = screen.status(_Changing(text))
+    lock = threading.Lock()
+    over = False
+
+    def begin() -> None:
+        with lock:
+            if not over:
+                status.start()
+
+    timer = threading.Timer(QUIET_SECONDS, begin)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        with lock:
+            over = True
+            status.stop()
+
+
+@contextmanager
+def uploading(what: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar for bytes done of bytes to do, gone when they are."""
+    if is_plain(sys.stderr):
+        yield None
+        return
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
+    with Progress(*columns, console=console(sys.stderr), transient=True) as progress:
+        task = progress.add_task(what, total=None, visible=False)
+
+        def advance(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total, visible=True)
+
+        yield advance
+
+
+class _Changing:
+    """Asked for its text whenever it is drawn."""
+
+    def __init__(self, text: Callable[[], str]) -> None:
+        self._text = text
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(self._text(), no_wrap=True, overflow="ellipsis")

@@ -1,0 +1,165 @@
+"""Changing and ending runs: `scale`, `cancel`, `down`, `exec`, `prune`."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from basilica.cli.common import Json, seconds
+from basilica.cli.train.common import Name, Names, client, handle
+from basilica.cli.train.wait import Goal, finish, until
+
+if TYPE_CHECKING:
+    from basilica.client.training import DistributedTraining
+
+WAIT_SECONDS = 600.0
+
+
+def scale(
+    name: Name,
+    target: Annotated[int, typer.Option(help="How many ranks are wanted now.", show_default=False)],
+    wait: Annotated[bool, typer.Option("--wait", help="Until they are up, and none above them runs.")] = False,
+    timeout: Annotated[str, typer.Option(help="How long to wait: 90s, 15m.")] = "10m",
+    as_json: Json = False,
+) -> None:
+    """Change how many ranks a run shall have, within its min and max.
+
+    With --wait, exits with 124 if the time was up first, and as the run did if it ended meanwhile.
+
+    \b
+    Example:
+      basilica train scale llama --target 6 --wait
+    """
+    from basilica.cli import terminal
+
+    limit = seconds(timeout)
+    training = handle(name)
+    world = training.scale(target)
+    if wait:
+        until(training, Goal.TARGET, limit, as_json=as_json)
+        finish(training.view, as_json=as_json)
+    elif as_json:
+        terminal.write_json(training.view.raw)
+    else:
+        terminal.write_line(f"{training.friendly_name}: {world.ready} of {world.target} ranks up")
+
+
+def cancel(
+    names: Names,
+    wait: Annotated[bool, typer.Option("--wait", help="Until all ranks have stopped.")] = False,
+    as_json: Json = False,
+) -> None:
+    """End runs and keep their records. Cancelling what has ended changes nothing.
+
+    \b
+    Examples:
+      basilica train cancel llama
+      basilica train cancel llama mistral --wait
+    """
+    from basilica.cli import show, terminal
+
+    cancelled: list[DistributedTraining] = []
+
+    def end(training: "DistributedTraining") -> None:
+        training.cancel()
+        cancelled.append(training)
+
+    failed = _each(names, end)
+    for training in cancelled:
+        if wait:
+            _until_settled(training)
+        if not as_json:
+            terminal.write_line(f"{show.clean(training.friendly_name)} {show.clean(training.phase)}")
+    if as_json:
+        terminal.write_json([training.view.raw for training in cancelled])
+    if failed:
+        raise typer.Exit(1)
+
+
+def _until_settled(training: "DistributedTraining") -> None:
+    from basilica.cli import show, terminal
+
+    with terminal.busy(lambda: f"stopping {show.clean(training.friendly_name)}"):
+        for _ in training.changes():
+            pass
+
+
+def down(
+    names: Names,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask about runs that are live.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Delete runs with their logs and checkpoints; what still runs is stopped first. At a terminal, asks about those.
+
+    \b
+    Examples:
+      basilica train down llama
+      basilica train down llama mistral --yes
+    """
+    from basilica.cli import show, terminal
+
+    deleted: list[str] = []
+
+    def remove(training: "DistributedTraining") -> None:
+        shown = show.clean(training.friendly_name)
+        if not (yes or training.is_terminal) and terminal.can_ask() and not as_json:
+            question = f"{shown} is {show.clean(training.phase)}. Stop and delete it?"
+            if not typer.confirm(question, err=True):
+                terminal.say(f"{shown} is kept")
+                return
+        with terminal.busy(lambda: f"deleting {shown}"):
+            training.delete()
+        deleted.append(training.name)
+        if not as_json:
+            terminal.write_line(f"deleted {shown}")
+
+    failed = _each(names, remove)
+    if as_json:
+        terminal.write_json({"deleted": deleted})
+    if failed:
+        raise typer.Exit(1)
+
+
+def prune(
+    older_than: Annotated[str, typer.Option(help="Only runs that ended so long ago: 12h, 7d.")] = "7d",
+    as_json: Json = False,
+) -> None:
+    """Delete the runs that ended some time ago, with their logs and checkpoints.
+
+    \b
+    Example:
+      basilica train prune --older-than 12h
+    """
+    from basilica.cli import terminal
+
+    age = seconds(older_than)
+    with terminal.busy(lambda: "deleting runs"):
+        deleted = client().prune(age)
+    pruned(deleted, older_than, as_json=as_json)
+
+
+def pruned(deleted: Sequence[str], older_than: str, *, as_json: bool) -> None:
+    from basilica.cli import terminal
+
+    if as_json:
+        terminal.write_json({"deleted": list(deleted)})
+        return
+    for name in deleted:
+        terminal.write_line(f"removed {name}")
+    removed = "1 run removed" if len(deleted) == 1 else f"{len(deleted)} runs removed"
+    terminal.write_line(removed if deleted else f"no run ended more than {older_than} ago")
+
+
+def _each(names: Sequence[str], act: "Callable[[DistributedTraining], None]") -> bool:
+    """Every run in turn; one that cannot be found or refuses does not save the others. True if there was one."""
+    from basilica.cli.terminal import say
+    from basilica.core.errors import BasilicaError
+
+    failed = False
+    for name in names:
+        try:
+            act(handle(name))
+        except BasilicaError as error:
+            failed = True
+            say(f"basilica: {error}")
+    return failed

@@ -1,0 +1,97 @@
+"""What the commands of `basilica train` share."""
+
+import shlex
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from basilica.core.errors import DeploymentNotFound
+
+if TYPE_CHECKING:
+    from basilica.client.api import BasilicaClient
+    from basilica.client.training import DistributedTraining
+    from basilica.client.views import RunView
+
+
+def known_names(incomplete: str) -> list[str]:
+    """Names of runs, for the shell to complete; nothing is started for that, and nothing said if it fails."""
+    from basilica.client import embedded
+    from basilica.client.api import BasilicaClient
+    from basilica.core.errors import BasilicaError
+
+    try:
+        client = BasilicaClient()
+        if client.is_embedded and embedded.find() is None:
+            return []
+        return [view.name for view in client.list() if view.name.startswith(incomplete)]
+    except BasilicaError:
+        return []
+
+
+def _checked(name: str) -> str:
+    """A name that would be another path than that of a run cannot be one."""
+    if name in ("", ".", ".."):
+        raise DeploymentNotFound(name)
+    return name
+
+
+def _all_checked(given: list[str]) -> list[str]:
+    return [_checked(name) for name in given]
+
+
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME",
+        help="The run: its name (the newest of that name) or its instance name.",
+        callback=_checked,
+        autocompletion=known_names,
+        show_default=False,
+    ),
+]
+Names = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="NAME...",
+        help="The runs: names (the newest of each) or instance names.",
+        callback=_all_checked,
+        autocompletion=known_names,
+        show_default=False,
+    ),
+]
+
+
+def client() -> "BasilicaClient":
+    from basilica.client.api import BasilicaClient
+
+    return BasilicaClient()
+
+
+def handle(name: str) -> "DistributedTraining":
+    """The run of that name, looked up; a server that has to be started first is told about."""
+    from basilica.cli.terminal import busy
+
+    with busy(lambda: "asking the server"):
+        return client().training(name)
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+def word(view: "RunView") -> str:
+    """The name of a run as an argument of our commands."""
+    return shlex.quote(view.name)
+
+
+def progress_of(training: "DistributedTraining") -> str:
+    from basilica.cli import show
+
+    view = training.view
+    return f"{show.clean(view.name)} {show.clean(view.phase)}: {show.clean(show.message_of(view))}"
+
+
+def or_none(values: Sequence[str] | None) -> Sequence[str]:
+    return () if values is None else values

@@ -1,0 +1,258 @@
+"""Looking at runs: `ls`, `status`, `logs`, `events`, `exits`, `why`, `bench`."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from basilica.cli.common import Json
+from basilica.cli.train.common import Name, client, handle, now
+
+if TYPE_CHECKING:
+    from basilica.client.views import Event, RunView
+
+
+def ls(
+    live: Annotated[bool, typer.Option("--live", help="Only runs that have not ended.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List runs, newest first. `ps` is the same.
+
+    \b
+    Examples:
+      basilica train ls
+      basilica train ls --live --json
+    """
+    from basilica.cli import show, terminal
+
+    with terminal.busy(lambda: "asking the server"):
+        views = [view for view in client().list() if not (live and view.is_terminal)]
+    if as_json:
+        terminal.write_json([view.raw for view in views])
+    elif views:
+        terminal.show(show.runs(views, now()))
+    else:
+        terminal.say("no run is live" if live else "no runs yet: 'basilica train up --help' says how to start one")
+
+
+def ps(
+    live: Annotated[bool, typer.Option("--live", help="Only runs that have not ended.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List runs, newest first: the same as `ls`.
+
+    \b
+    Example:
+      basilica train ps --live
+    """
+    ls(live=live, as_json=as_json)
+
+
+def status(name: Name, as_json: Json = False) -> None:
+    """Show a run: its world and ranks, what it waits for; once ended, how each rank ended and who failed first.
+
+    \b
+    Example:
+      basilica train status llama
+    """
+    from basilica.cli import show, terminal
+
+    view = handle(name).view
+    if as_json:
+        terminal.write_json(view.raw)
+    else:
+        terminal.show(show.status(view, now(), width=terminal.console(sys.stdout).width))
+
+
+def why(name: Name, as_json: Json = False) -> None:
+    """Say in one sentence what a run is waiting for, or how it ended.
+
+    \b
+    Example:
+      basilica train why llama
+    """
+    from basilica.cli import show, terminal
+
+    training = handle(name)
+    sentence = training.why()
+    if as_json:
+        terminal.write_json({"name": training.name, "phase": training.phase, "why": sentence})
+    else:
+        terminal.write_line(show.clean(sentence))
+
+
+def logs(
+    name: Name,
+    *,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")] = False,
+    rank: Annotated[list[int] | None, typer.Option(help="Only this rank. Repeat.", min=0)] = None,
+    tail: Annotated[int | None, typer.Option(help="Only the last lines of each rank.", min=0)] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="To a terminal, too, pass on control characters as they are.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Print what ranks wrote. Lines of several ranks are merged, each with `rank| ` before it.
+
+    A terminal gets them without control characters, anything else gets them as they are. Ctrl-C leaves, with 0.
+
+    \b
+    Examples:
+      basilica train logs llama -f
+      basilica train logs llama --rank 0 --rank 3 --tail 100
+    """
+    from contextlib import suppress
+
+    from basilica.cli import show, terminal
+
+    training = handle(name)
+    merged = len(set(rank)) > 1 if rank else training.world.max > 1
+    plain = terminal.is_plain(sys.stdout)
+    screen = terminal.console(sys.stdout)
+    with suppress(KeyboardInterrupt):
+        for number, line in training.stream_logs(rank or None, tail=tail, follow=follow):
+            if as_json:
+                terminal.write_json({"rank": number, "line": line})
+            elif raw or not sys.stdout.isatty():
+                terminal.write_line(f"{number}| {line}" if merged else line)
+            elif plain:
+                terminal.write_line(f"{number}| {show.log_line(line)}" if merged else show.log_line(line))
+            else:
+                screen.print(show.rank_line(number, line, merged=merged, whole=True), soft_wrap=True)
+
+
+def events(
+    name: Name,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")] = False,
+    limit: Annotated[int | None, typer.Option(help="Only the latest.", min=1, max=10_000)] = None,
+    as_json: Json = False,
+) -> None:
+    """List what happened to a run, oldest first. For programs: time, type, reason and message between tabs.
+
+    \b
+    Examples:
+      basilica train events llama
+      basilica train events llama --follow
+    """
+    from contextlib import suppress
+
+    from basilica.cli import show, terminal
+
+    training = handle(name)
+    happened = list(reversed(training.events(limit=limit)))
+    if as_json and not follow:
+        terminal.write_json({"events": [_event(e) for e in happened]})
+        return
+    if not follow and not terminal.is_plain(sys.stdout):
+        terminal.show(show.events(happened))
+        return
+    with suppress(KeyboardInterrupt):
+        _print_events(happened, as_json=as_json)
+        seen = set(happened)
+        for _ in training.changes() if follow else ():
+            fresh = [e for e in reversed(training.events()) if e not in seen]
+            _print_events(fresh, as_json=as_json)
+            seen.update(fresh)
+
+
+def _print_events(happened: "list[Event]", *, as_json: bool) -> None:
+    from basilica.cli import show, terminal
+
+    for event in happened:
+        if as_json:
+            terminal.write_json(_event(event))
+        elif terminal.is_plain(sys.stdout):
+            terminal.write_line(show.event_fields(event))
+        else:
+            terminal.show(show.event_line(event))
+
+
+def _event(event: "Event") -> dict[str, Any]:
+    from basilica.cli import show
+
+    return {
+        "type": event.kind,
+        "reason": event.reason,
+        "message": event.message,
+        "count": event.count,
+        "firstTimestamp": show.timestamp(event.first_at),
+        "lastTimestamp": show.timestamp(event.last_at),
+    }
+
+
+def exits(name: Name, as_json: Json = False) -> None:
+    """Show how each rank ended, and who failed first, with the evidence and its last lines.
+
+    \b
+    Example:
+      basilica train exits llama
+    """
+    from basilica.cli import show, terminal
+
+    view = handle(name).view
+    if as_json:
+        gang = view.raw.get("distributed") or {}
+        facts = {"phase": view.phase, "settled": view.settled}
+        terminal.write_json(facts | {"exits": gang.get("rankExits", []), "culprit": gang.get("culprit")})
+        return
+    if not view.exits:
+        terminal.say("the run has not ended" if not view.is_terminal else "no rank's exit is known")
+        return
+    terminal.show(show.exits(view.exits, None if view.culprit is None else view.culprit.rank))
+    guilty = show.culprit(view)
+    if guilty is not None:
+        terminal.show(guilty)
+    if not view.settled:
+        terminal.say("ranks are still being stopped; their exits are to come")
+
+
+def bench(
+    name: Name,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the result into this file (needs matplotlib).", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what the bench measured between two nodes of a run, or how far it is. Exits 0 in either case.
+
+    \b
+    Examples:
+      basilica train bench llama
+      basilica train bench llama --plot link.png
+    """
+    from basilica.cli import show, terminal
+
+    view = handle(name).view
+    if as_json:
+        gang = view.raw.get("distributed") or {}
+        terminal.write_json(gang.get("bench") or {"mode": "off"})
+    else:
+        terminal.show(show.bench(view.bench))
+    if plot is not None:
+        _plot(view, plot)
+
+
+def _plot(view: "RunView", path: Path) -> None:
+    from basilica.cli.terminal import say
+    from basilica.core.errors import BasilicaError
+
+    if view.bench is None or view.bench.result is None:
+        say("there is no result to draw yet")
+        return
+    try:
+        from matplotlib.figure import Figure  # type: ignore[import-not-found]
+    except ImportError:
+        raise BasilicaError("--plot needs matplotlib: pip install matplotlib") from None
+    found = view.bench.result
+    figures = {"p10": found.busbw_gbps_p10, "p50": found.busbw_gbps_p50, "p90": found.busbw_gbps_p90}
+    measured = {name: value for name, value in figures.items() if value is not None}
+    figure = Figure(figsize=(5, 4))
+    axes = figure.subplots()
+    axes.bar(list(measured), list(measured.values()))
+    axes.set_ylabel("bus bandwidth in GB/s")
+    axes.set_title(f"{view.name}: {found.probe_node_a} to {found.probe_node_b}", parse_math=False)
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise BasilicaError(f"cannot draw into {path}: {error}") from error

@@ -1,0 +1,209 @@
+"""`basilica train up` and `rerun`: start a run."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from basilica.cli.common import Json, seconds
+from basilica.cli.train import options as given
+from basilica.cli.train.common import Name, client, handle
+from basilica.cli.train.wait import go_on
+
+if TYPE_CHECKING:
+    from basilica.client.training import DistributedTraining
+
+Wait = Annotated[bool, typer.Option("--wait", help="Stay until the run has ended, and exit as it did.")]
+Logs = Annotated[bool, typer.Option("--logs", help="With --wait: show what the ranks write.")]
+Detach = Annotated[bool, typer.Option("--detach", "-d", help="Do not wait for ranks to come up.")]
+Remove = Annotated[bool, typer.Option("--rm", help="With --wait: delete the run after its end.")]
+Timeout = Annotated[
+    str | None,
+    typer.Option(help="How long to wait: 90s, 15m.", show_default="10m for min ranks, no limit with --wait"),
+]
+
+
+def _duration(help: str) -> Any:
+    return typer.Option(help=f"{help}: 90s, 15m, 12h.", show_default=False)
+
+
+def up(
+    context: typer.Context,
+    *,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="What to call the run; if left out, a name is made.", show_default=False),
+    ] = None,
+    script: Annotated[
+        str | None,
+        typer.Argument(metavar="SCRIPT.py", help="A Python script to run; ARGS are its own.", show_default=False),
+    ] = None,
+    world_size: Annotated[str, typer.Option(metavar="N|MIN:TARGET:MAX", help="How many ranks.", show_default=False)],
+    command: Annotated[
+        str | None, typer.Option(help="A line for /bin/sh, instead of '-- COMMAND...'.", show_default=False)
+    ] = None,
+    gpu_count: Annotated[int | None, typer.Option(help="GPUs of each rank.", show_default="1", min=0)] = None,
+    gpu_model: Annotated[list[str] | None, typer.Option(help="A GPU model that will do. Repeat.")] = None,
+    min_gpu_memory_gb: Annotated[int | None, typer.Option(help="Memory that each GPU needs.", min=0)] = None,
+    image: Annotated[str | None, typer.Option(help="Container image, where ranks are containers.")] = None,
+    cpu: Annotated[str | None, typer.Option(help="Cores of each rank: 8, 500m.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Memory of each rank: 32Gi, 512Mi.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port that ranks may listen on.", min=1, max=65535)] = None,
+    env: Annotated[list[str] | None, typer.Option("--env", "-e", help="K=V, or K for its value here. Repeat.")] = None,
+    env_file: Annotated[Path | None, typer.Option(help="A file of K=V lines; --env wins.")] = None,
+    secret: Annotated[
+        list[str] | None,
+        typer.Option(help="As --env, and shown nowhere. K alone keeps it out of your shell's history. Repeat."),
+    ] = None,
+    nccl_env: Annotated[list[str] | None, typer.Option(help="A setting of NCCL, K=V. Repeat.")] = None,
+    provider: Annotated[list[str] | None, typer.Option(help="Providers to use: a,b.")] = None,
+    exclude_provider: Annotated[list[str] | None, typer.Option(help="Providers not to use: a,b.")] = None,
+    topology_spread: Annotated[
+        Literal["pack", "provider-aware", "region-aware", "none"] | None,
+        typer.Option(help="How ranks are spread.", show_default="pack"),
+    ] = None,
+    bench: Annotated[
+        Literal["on-start", "off"] | None,
+        typer.Option(
+            help="Measure the link between ranks. --bench alone: on-start; --no-bench: off.", show_default="off"
+        ),
+    ] = None,
+    bench_placement: Annotated[
+        Literal["preferred", "strict"] | None,
+        typer.Option(help="Whether it may be measured on other nodes.", show_default="preferred"),
+    ] = None,
+    rendezvous_backend: Annotated[
+        Literal["etcd-v2", "c10d", "static"] | None,
+        typer.Option(help="What ranks meet at.", show_default="etcd-v2"),
+    ] = None,
+    launcher: Annotated[
+        Literal["python", "torchrun"] | None, typer.Option(help="What starts a script.", show_default="python")
+    ] = None,
+    pip: Annotated[list[str] | None, typer.Option(help="A package that a script needs. Repeat.")] = None,
+    workdir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory that ranks run in; it is shipped to a remote server.",
+            exists=True,
+            file_okay=False,
+            show_default=False,
+        ),
+    ] = None,
+    max_restarts: Annotated[
+        int | None, typer.Option(help="How often a rank that failed is restarted.", show_default="0", min=0)
+    ] = None,
+    grace: Annotated[str | None, _duration("How long a rank may take to stop")] = None,
+    ttl: Annotated[str | None, _duration("Cancel the run after so long")] = None,
+    deadline: Annotated[str | None, _duration("Fail the run if it has not ended within")] = None,
+    start_deadline: Annotated[str | None, _duration("Fail the run if min ranks are not up within")] = None,
+    resize: Annotated[
+        Literal["join", "restart"] | None,
+        typer.Option(help="Whether running ranks stay when the size changes.", show_default="join; a script: restart"),
+    ] = None,
+    timeout: Timeout = None,
+    wait: Wait = False,
+    logs: Logs = False,
+    detach: Detach = False,
+    remove: Remove = False,
+    as_json: Json = False,
+) -> None:
+    """Start a run: a command after '--', or a Python script. Returns once min ranks are up, or it has ended.
+
+    With --wait, stays until the end and exits with 0 if the run succeeded, the culprit's own code if it failed, 130
+    if it was cancelled, 124 if the time was up, 125 if detached. Ctrl-C asks whether to detach or to cancel; where
+    there is no terminal to ask at, it cancels the run and waits for its end. SIGTERM detaches.
+
+    \b
+    Examples:
+      basilica train up llama --world-size 2:4:8 -- python train.py --epochs 3
+      basilica train up --world-size 2 --wait --logs train.py -- --epochs 3
+      basilica train up llama --world-size 4 --secret WANDB_API_KEY --max-restarts 2 -d train.py
+    """
+    from basilica.cli.terminal import busy, uploading
+    from basilica.core.spec import ProviderFilter
+
+    _check_flags(wait=wait, detach=detach, logs=logs, remove=remove)
+    words = [word for word in (name, script, *context.args) if word is not None]
+    what = given.program(words, context.meta[given.REST], command)
+    limit = None if timeout is None else seconds(timeout)
+    include, exclude = given.names(provider or ()), given.names(exclude_provider or ())
+    variables = given.env_file(env_file) if env_file is not None else {}
+    settings: dict[str, Any] = {
+        "world_size": given.world_size(world_size),
+        "command": what.command,
+        "source": what.script,
+        "args": what.args,
+        "launcher": launcher,
+        "pip_packages": pip,
+        "image": image,
+        "port": port,
+        "gpu_count": gpu_count,
+        "gpu_models": gpu_model,
+        "min_gpu_memory_gb": min_gpu_memory_gb,
+        "cpu": cpu,
+        "memory": memory,
+        "env": variables | given.variables(env or (), "--env"),
+        "secrets": given.variables(secret or (), "--secret"),
+        "nccl_env": given.variables(nccl_env or (), "--nccl-env"),
+        "provider_filter": ProviderFilter(include, exclude) if include or exclude else None,
+        "topology_spread": topology_spread,
+        "bench": bench,
+        "bench_placement": bench_placement,
+        "rendezvous_backend": rendezvous_backend,
+        "workdir": workdir,
+        "resize": resize,
+        "max_restarts": max_restarts,
+        "grace_seconds": _seconds(grace),
+        "ttl_seconds": _seconds(ttl),
+        "deadline_seconds": _seconds(deadline),
+        "start_deadline_seconds": _seconds(start_deadline),
+    }
+    wanted = {name: value for name, value in settings.items() if value is not None}  # the SDK knows the defaults
+    training: DistributedTraining
+    api = client()
+    if workdir is not None and not api.is_embedded:
+        with uploading(f"shipping {workdir}") as advance:
+            training = api.deploy_distributed(what.name, **wanted, on_upload=advance, wait=False)
+    else:
+        with busy(lambda: "starting the run"):
+            training = api.deploy_distributed(what.name, **wanted, wait=False)
+    go_on(training, wait=wait, detach=detach, logs=logs, remove=remove, timeout=limit, as_json=as_json)
+
+
+def rerun(
+    name: Name,
+    *,
+    timeout: Timeout = None,
+    wait: Wait = False,
+    logs: Logs = False,
+    detach: Detach = False,
+    remove: Remove = False,
+    as_json: Json = False,
+) -> None:
+    """Start a run once more, as a new one with the same settings. The options are those of `up`.
+
+    \b
+    Examples:
+      basilica train rerun llama
+      basilica train rerun llama --wait --logs
+    """
+    from basilica.cli.terminal import busy
+
+    _check_flags(wait=wait, detach=detach, logs=logs, remove=remove)
+    limit = _seconds(timeout)
+    before = handle(name)
+    with busy(lambda: "starting the run"):
+        training = before.rerun()
+    go_on(training, wait=wait, detach=detach, logs=logs, remove=remove, timeout=limit, as_json=as_json)
+
+
+def _check_flags(*, wait: bool, detach: bool, logs: bool, remove: bool) -> None:
+    if wait and detach:
+        raise typer.BadParameter("--wait and --detach exclude each other", param_hint="--detach")
+    for option, wanted in (("--rm", remove), ("--logs", logs)):
+        if wanted and not wait:
+            raise typer.BadParameter("goes with --wait", param_hint=option)
+
+
+def _seconds(text: str | None) -> float | None:
+    return None if text is None else seconds(text)

@@ -1,0 +1,234 @@
+"""Waiting for a run: `basilica train wait`, and what `up` and `rerun` do once there is one."""
+
+import asyncio
+import sys
+import time
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from basilica.cli.common import Json, seconds
+from basilica.cli.train.common import Name, handle, progress_of, word
+
+if TYPE_CHECKING:
+    from basilica.cli.train import live
+    from basilica.client.training import DistributedTraining
+    from basilica.client.views import RunView
+
+FOR_EVER = 10 * 365 * 86400.0
+UP_SECONDS = 600.0
+
+
+class Goal(StrEnum):
+    """What to wait for."""
+
+    MIN = "min"
+    TARGET = "target"
+    COMPLETE = "complete"
+    BENCH = "bench"
+
+
+def wait(
+    name: Name,
+    goal: Annotated[Goal, typer.Option("--for", help="What to wait for.")] = Goal.COMPLETE,
+    timeout: Annotated[
+        str | None, typer.Option(help="How long at most: 90s, 15m. 0 looks once.", show_default="no limit")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Wait until a run has come so far: min ranks up, the target up, its end, or the end of its bench.
+
+    Exits 0 once it has, with the culprit's own code if the run failed (130 if it was cancelled), and 124 if the time
+    was up first.
+
+    \b
+    Examples:
+      basilica train wait llama --for target --timeout 5m
+      basilica train wait llama && echo done
+    """
+    from basilica.cli import show, terminal
+
+    limit = FOR_EVER if timeout is None else seconds(timeout)
+    training = handle(name)
+    until(training, goal, limit, as_json=as_json)
+    if goal is Goal.BENCH and not as_json:
+        terminal.show(show.bench(training.bench_status))
+        return
+    finish(training.view, as_json=as_json, bench=goal is Goal.BENCH)
+
+
+def until(training: "DistributedTraining", goal: Goal, limit: float, *, as_json: bool) -> None:
+    """Return once it has come so far or has ended; exits with 124 when the time is up."""
+    from basilica.cli.terminal import busy, say, write_json
+    from basilica.cli.train.outcome import TIMED_OUT
+    from basilica.core.errors import BelowMinimumWorld
+
+    wait_for = {
+        Goal.MIN: training.wait_until_min_world,
+        Goal.TARGET: training.wait_until_target_world,
+        Goal.COMPLETE: training.join,
+        Goal.BENCH: training.wait_until_bench_complete,
+    }[goal]
+    try:
+        with busy(lambda: progress_of(training)):
+            wait_for(limit)
+    except (BelowMinimumWorld, TimeoutError) as error:
+        if training.is_terminal and goal is not Goal.BENCH:
+            return
+        say(f"basilica: {error}")
+        if as_json:
+            write_json(training.view.raw)
+        raise typer.Exit(TIMED_OUT) from None
+
+
+def finish(view: "RunView", *, as_json: bool, bench: bool = False) -> None:
+    """Say where the run stands, and exit as it did if it is over."""
+    from basilica.cli import show, terminal
+    from basilica.cli.train.outcome import exit_code
+
+    if as_json:
+        terminal.write_json(view.raw)
+    else:
+        terminal.show(show.outcome(view) if view.is_terminal else show.standing(view))
+    if view.is_terminal and not bench:
+        raise typer.Exit(exit_code(view))
+
+
+# ---- after `up` and `rerun` --------------------------------------------------------------------------------------
+
+
+def go_on(
+    training: "DistributedTraining",
+    *,
+    wait: bool,
+    detach: bool,
+    logs: bool,
+    remove: bool,
+    timeout: float | None,
+    as_json: bool,
+) -> None:
+    """Wait for as much as was asked for, and say how to go on."""
+    from basilica.cli import show, terminal
+
+    if wait:
+        _to_the_end(training, logs=logs, remove=remove, timeout=timeout, as_json=as_json)
+    if not detach:
+        try:
+            until(training, Goal.MIN, UP_SECONDS if timeout is None else timeout, as_json=as_json)
+        except KeyboardInterrupt:
+            _detached(training, as_json=as_json)
+    view = training.view
+    if as_json or view.is_terminal:
+        finish(view, as_json=as_json)
+    else:
+        terminal.show(show.started(view, word(view)))
+
+
+def _to_the_end(
+    training: "DistributedTraining", *, logs: bool, remove: bool, timeout: float | None, as_json: bool
+) -> NoReturn:
+    from basilica.cli import show, terminal
+    from basilica.cli.train import live
+    from basilica.cli.train.outcome import TIMED_OUT, exit_code
+
+    plain = as_json or terminal.is_plain(sys.stdout)
+    try:
+        how = asyncio.run(_follow(training, _display(training, plain=plain, logs=logs, as_json=as_json), timeout))
+    except KeyboardInterrupt:  # before we listened for it
+        how = live.Wish.INTERRUPT
+    view = training.view
+    if how in (live.Wish.TERMINATE, live.Wish.INTERRUPT):
+        _detached(training, as_json=as_json)
+    over = view.is_terminal
+    if as_json:
+        terminal.write_json(view.raw)
+    elif over:
+        terminal.show(show.outcome(view), sys.stderr if plain and logs else sys.stdout)
+    if not over:
+        terminal.say(f"basilica: after {timeout:g} s it is {show.change(view)}; it goes on")
+        raise typer.Exit(TIMED_OUT)
+    if remove:
+        with terminal.busy(lambda: f"deleting {show.clean(view.name)}"):
+            training.delete()
+    raise typer.Exit(exit_code(view))
+
+
+def _display(training: "DistributedTraining", *, plain: bool, logs: bool, as_json: bool) -> "live.Display":
+    from basilica.cli import show, terminal
+    from basilica.cli.train import live
+
+    if not plain:
+        return live.Screen(keys="Ctrl-C: detach or cancel", wants_lines=logs)
+    if not as_json:
+        terminal.say(f"{show.clean(training.view.name)} is {show.clean(training.phase)}")
+    if logs:
+        return live.Logs(as_json=as_json, prefix=training.world.max > 1)
+    return live.Silent() if as_json else live.Lines()
+
+
+async def _follow(
+    training: "DistributedTraining", display: "live.Display", timeout: float | None
+) -> "live.Wish | None":
+    """None: the run has ended. A wish: we leave, and it goes on."""
+    from basilica.cli import terminal
+    from basilica.cli.train import live
+
+    deadline = None if timeout is None else time.monotonic() + timeout
+    draw = display.draw if isinstance(display, live.Screen) else None
+    asking = draw is not None and terminal.can_ask()
+    cancelled = False
+    with live.wishes(draw) as queue, live.displayed(display):
+        end = asyncio.create_task(live.follow(training, display))
+        try:
+            while True:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                what = await live.end_or_wish(end, queue, left)
+                if what == live.Wish.INTERRUPT and asking and not cancelled:
+                    what = await _ask(end, display, queue)
+                elif what == live.Wish.INTERRUPT:
+                    what = live.Wish.TERMINATE if cancelled else live.Wish.CANCEL
+                match what:
+                    case live.Wish.CANCEL:
+                        cancelled = True
+                        await training.cancel_async()
+                    case live.Wish():
+                        return what
+                    case str():  # a key that means nothing here
+                        pass
+                    case _:
+                        return None
+        finally:
+            end.cancel()
+            await asyncio.gather(end, return_exceptions=True)
+
+
+async def _ask(
+    end: "asyncio.Task[RunView]", display: "live.Display", queue: "asyncio.Queue[str]"
+) -> "live.Wish | RunView | str":
+    """What somebody at the terminal wants of a run that they interrupted."""
+    from basilica.cli import terminal
+    from basilica.cli.train import live
+
+    display.pause()
+    terminal.say("[d]etach and let the run go on, [c]ancel it, or any other key to watch on? (Ctrl-C again: detach)")
+    match await live.end_or_wish(end, queue, None):
+        case "d" | "D" | live.Wish.INTERRUPT | live.Wish.TERMINATE:
+            return live.Wish.TERMINATE
+        case "c" | "C":
+            display.resume()
+            return live.Wish.CANCEL
+        case other:
+            display.resume()
+            return other
+
+
+def _detached(training: "DistributedTraining", *, as_json: bool) -> NoReturn:
+    from basilica.cli import show, terminal
+    from basilica.cli.train.outcome import DETACHED
+
+    view = training.view
+    terminal.say(f"detached; {show.clean(view.name)} goes on: basilica train watch {show.clean(word(view))}")
+    if as_json:
+        terminal.write_json(view.raw)
+    raise typer.Exit(DETACHED)

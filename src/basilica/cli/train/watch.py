@@ -1,0 +1,58 @@
+"""`basilica train watch`: a run while it changes."""
+
+import asyncio
+import sys
+from typing import Annotated
+
+import typer
+
+from basilica.cli.common import Json
+from basilica.cli.train.common import Name, handle
+
+
+def watch(
+    name: Name,
+    logs: Annotated[bool, typer.Option("--logs", help="Show the last lines of the ranks' logs, too.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Watch a run until its end: its world, its ranks and what happens. Leaving (q, Ctrl-C) does not touch the run.
+
+    Where stdout is no terminal, prints one line per change; with --json the server's answer, one per line.
+
+    \b
+    Examples:
+      basilica train watch llama
+      basilica train watch llama --logs
+    """
+    from basilica.cli import show, terminal
+    from basilica.cli.train import live
+
+    training = handle(name)
+
+    async def look() -> None:
+        screen = None
+        display: live.Display
+        if as_json:
+            display = live.JsonStates()
+        elif terminal.is_plain(sys.stdout):
+            display = live.Lines()
+        else:
+            display = screen = live.Screen(keys="q leaves; the run goes on", wants_lines=logs)
+        with (
+            live.wishes(None if screen is None else screen.draw) as queue,
+            live.displayed(display),
+        ):
+            end = asyncio.create_task(live.follow(training, display))
+            try:
+                while True:
+                    what = await live.end_or_wish(end, queue, None)
+                    if not isinstance(what, str) or what in (live.Wish.INTERRUPT, live.Wish.TERMINATE, "q", "Q"):
+                        return
+            finally:
+                end.cancel()
+                await asyncio.gather(end, return_exceptions=True)
+
+    asyncio.run(look())
+    view = training.view
+    if view.is_terminal and not as_json:
+        terminal.show(show.outcome(view))

@@ -1,0 +1,148 @@
+"""What a rank executes to run shipped source. Its text travels with the source: it needs nothing of ours, and it keeps
+to the Python that ranks may have. Nothing happens on import.
+
+`shipped` is one JSON object: `packages` for pip; then either `exec`, a command line, or `source` with `file`, `name`
+and `arguments` (a literal) of the function to call, or no name for a script. `launcher` is a command line to put in
+front, which starts the workers that run the source.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import linecache
+import os
+import subprocess
+import sys
+import tempfile
+import types
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+RESULT_MAX = 8 << 20
+
+
+def main(shipped: dict[str, Any], worker: bool = False) -> None:
+    for place in reversed(shipped.get("path", [])):
+        put_on_path(place)
+    if shipped.get("packages") and not worker:
+        put_on_path(install(shipped["packages"]))
+    if "exec" in shipped:
+        replace_us([os.path.expandvars(part) for part in shipped["exec"]])
+    if "launcher" in shipped and not worker:
+        script = os.path.join(scratch(), "worker.py")
+        write(script, shipped["worker"])
+        replace_us([os.path.expandvars(part) for part in shipped["launcher"]] + [script])
+    del os.environ["BASILICA_SOURCE"]  # it is long, and not for the programs that we start
+    try:
+        run(shipped)
+    except Exception as error:  # noqa: BLE001  shown as always, only without our own frames
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename in ("<string>", "<basilica>"):
+            trace = trace.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        sys.exit(1)
+
+
+def replace_us(command: list[str]) -> None:
+    if command[0] == "python":
+        command[0] = sys.executable
+    try:
+        os.execvp(command[0], command + sys.argv[1:])
+    except OSError as error:
+        sys.exit(f"basilica: cannot execute {command[0]}: {error.strerror}")
+
+
+def put_on_path(place: str) -> None:
+    """For us and for what we start."""
+    sys.path.insert(0, place)
+    rest = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = place + os.pathsep + rest if rest else place
+
+
+def scratch() -> str:
+    """A directory of this rank: with the run's other files, else a temporary one."""
+    result = os.environ.get("BASILICA_RESULT_FILE")
+    if result:
+        place = os.path.splitext(result)[0] + ".files"
+        with contextlib.suppress(OSError):
+            os.makedirs(place, 0o700, exist_ok=True)
+            return place
+    return tempfile.mkdtemp(prefix="basilica-")
+
+
+def install(packages: list[str]) -> str:
+    """Into a directory of this rank's own; a later attempt finds what an earlier one installed."""
+    place = os.path.join(scratch(), "packages")
+    if os.path.isdir(place):
+        return place
+    fresh = tempfile.mkdtemp(prefix="packages-", dir=os.path.dirname(place))
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
+    code = subprocess.call([*pip, "--target", fresh, *packages])
+    if code != 0:
+        sys.exit(f"basilica: could not install {' '.join(packages)}: pip exited with code {code}")
+    os.rename(fresh, place)
+    return place
+
+
+def write(path: str, text: str) -> None:
+    """Whole or not at all: several workers of a rank write the same."""
+    fd, draft = tempfile.mkstemp(dir=os.path.dirname(path))
+    with os.fdopen(fd, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(draft, path)
+
+
+def run(shipped: dict[str, Any]) -> None:
+    source = shipped["source"]
+    try:
+        path = os.path.join(scratch(), shipped["file"])
+        write(path, source)
+    except OSError:  # nowhere to write: tracebacks still show lines, but processes cannot be spawned from it
+        path = shipped["file"]
+        linecache.cache[path] = (len(source), None, source.splitlines(True), path)
+    sys.argv[0] = path
+    module = types.ModuleType("__main__")
+    module.__file__ = path
+    module.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = module
+    result = os.environ.get("BASILICA_RESULT_FILE") if os.environ.get("LOCAL_RANK", "0") == "0" else None
+    if result:
+        with contextlib.suppress(OSError):
+            os.unlink(result)  # of an earlier attempt
+    exec(compile(source, path, "exec"), module.__dict__)
+    name = shipped.get("name")
+    if name is None:
+        return
+    args, kwargs = eval(shipped["arguments"])
+    value = module.__dict__[name](*args, **kwargs)
+    if isinstance(value, types.CoroutineType):
+        import asyncio  # noqa: PLC0415  a rank without it starts sooner
+
+        value = asyncio.run(value)
+    text = json.dumps(plain(value, name + "()"))
+    if len(text) > RESULT_MAX:
+        raise ValueError(f"{name}() returned {len(text)} bytes of JSON, more than {RESULT_MAX}")
+    if result:
+        os.makedirs(os.path.dirname(result), exist_ok=True)
+        write(result, text)
+
+
+def plain(value: Any, where: str) -> Any:
+    """As JSON has it. Arrays and tensors become lists and numbers."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, dict):
+        for key in value:
+            if key is not None and not isinstance(key, (bool, int, float, str)):
+                raise TypeError(f"{where} has a key of type {type(key).__name__}, which is no JSON")
+        return {key: plain(each, f"{where}[{key!r}]") for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(each, f"{where}[{index}]") for index, each in enumerate(value)]
+    for convert in ("tolist", "item"):
+        if callable(getattr(value, convert, None)):
+            return plain(getattr(value, convert)(), where)
+    what = f"{where} is of type {type(value).__name__}, which is no JSON: "
+    raise TypeError(what + "return numbers, text, lists and dicts, and write the rest to a file")

@@ -1,0 +1,317 @@
+"""The handle of a run: what it looks like, what can be done to it, and waiting for it, blocking or not.
+
+Properties read the last answer; `refresh()` and the waits ask. Every method has an `_async` twin, and both run the same
+flow.
+"""
+
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from basilica.client import flows
+from basilica.client.effects import NoAnswer
+from basilica.client.flows import Remembered
+from basilica.client.notebook import table
+from basilica.client.views import BenchResult, BenchStatus, Culprit, Event, RankExit, RankStatus, RunView
+from basilica.core import waits
+from basilica.core.world import WorldStatus
+
+if TYPE_CHECKING:
+    from basilica.client.api import BasilicaClient
+
+DELETE_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class DistributedMetrics:
+    """A few numbers for a log line; the server's `/metrics` has the rest."""
+
+    ready: int
+    target: int
+    restarts: int
+    rank_seconds: float
+    gpu_seconds: float
+
+
+class DistributedTraining:
+    """One run. `name` may be its instance name or its own name, which means the newest run of that name.
+
+    As a context manager it cancels a live run on leaving and keeps its record; with `delete_on_exit` it removes it.
+
+    >>> training = basilica.DistributedTraining(client, "llama")      # doctest: +SKIP
+    >>> training.scale(4)                                             # doctest: +SKIP
+    >>> training.join()                                               # doctest: +SKIP
+    """
+
+    def __init__(
+        self, client: "BasilicaClient", name: str, *, delete_on_exit: bool = False, _run: Remembered | None = None
+    ) -> None:
+        self._client = client
+        self._run = _run or Remembered(name)
+        self.delete_on_exit = delete_on_exit
+
+    # ---- the last answer -------------------------------------------------------------------------------------------
+
+    @property
+    def _view(self) -> RunView:
+        return self._run.view or self.refresh()._view
+
+    @property
+    def view(self) -> RunView:
+        """The last answer as a whole."""
+        return self._view
+
+    @property
+    def name(self) -> str:
+        """The instance name, which is unique for ever."""
+        return self._run.name if self._run.view is None else self._run.view.instance
+
+    @property
+    def friendly_name(self) -> str:
+        return self._view.name
+
+    @property
+    def namespace(self) -> str:
+        return self._view.namespace
+
+    @property
+    def rendezvous_endpoint(self) -> str:
+        """`host:port` of the run's rendezvous, as its ranks see it."""
+        rendezvous = (self._view.raw.get("distributed") or {}).get("rendezvous") or {}
+        return str(rendezvous.get("endpoint", ""))
+
+    @property
+    def phase(self) -> str:
+        return self._view.phase
+
+    @property
+    def is_terminal(self) -> bool:
+        return self._view.is_terminal
+
+    @property
+    def message(self) -> str:
+        return self._view.message
+
+    @property
+    def world(self) -> WorldStatus:
+        return self._view.world
+
+    @property
+    def ranks(self) -> list[RankStatus]:
+        return list(self._view.ranks)
+
+    @property
+    def rank_exits(self) -> list[RankExit]:
+        """How each rank ended; empty while the run is not over."""
+        return list(self._view.exits)
+
+    @property
+    def culprit(self) -> Culprit | None:
+        """The rank that failed first, if the run failed."""
+        return self._view.culprit
+
+    @property
+    def bench(self) -> BenchResult | None:
+        return None if self._view.bench is None else self._view.bench.result
+
+    @property
+    def bench_status(self) -> BenchStatus | None:
+        return self._view.bench
+
+    @property
+    def bench_diagnostics(self) -> dict[str, Any] | None:
+        """What the server says of the probe, as it says it; None with the bench off."""
+        bench = (self._view.raw.get("distributed") or {}).get("bench")
+        return None if not bench or bench.get("mode") == "off" else dict(bench)
+
+    def metrics(self) -> DistributedMetrics:
+        view = self._view
+        usage = (view.raw.get("distributed") or {}).get("usage") or {}
+        return DistributedMetrics(
+            ready=view.world.ready,
+            target=view.world.target,
+            restarts=sum(r.restarts for r in view.ranks),
+            rank_seconds=usage.get("rankSeconds", 0.0),
+            gpu_seconds=usage.get("gpuSeconds", 0.0),
+        )
+
+    async def metrics_async(self) -> DistributedMetrics:
+        await self.refresh_async()
+        return self.metrics()
+
+    def refresh(self) -> "DistributedTraining":
+        self._client._blocking.run(flows.fetch(self._run))
+        return self
+
+    async def refresh_async(self) -> "DistributedTraining":
+        await self._client._async.run(flows.fetch(self._run))
+        return self
+
+    # ---- looking closer ----------------------------------------------------------------------------------------------
+
+    def why(self) -> str:
+        """One sentence: what the run is waiting for, or how it ended."""
+        return self._client._blocking.run(flows.why(self._run))
+
+    async def why_async(self) -> str:
+        return await self._client._async.run(flows.why(self._run))
+
+    def events(self, since: int = 0, limit: int | None = None) -> list[Event]:
+        """Newest first. `since`: only what happened after that version of the run."""
+        return self._client._blocking.run(flows.events(self._run, since, limit))
+
+    async def events_async(self, since: int = 0, limit: int | None = None) -> list[Event]:
+        return await self._client._async.run(flows.events(self._run, since, limit))
+
+    def logs(self, rank: int | None = None, tail: int | None = None, follow: bool = False) -> str:
+        """What ranks wrote. With `follow`, until the run has ended; to see lines as they come, use `stream_logs`."""
+        if follow:
+            return "".join(_line(rank, *entry) for entry in self.stream_logs(_ranks(rank), tail=tail))
+        return self._client._blocking.run(flows.logs(self._run, _ranks(rank), tail))
+
+    async def logs_async(self, rank: int | None = None, tail: int | None = None, follow: bool = False) -> str:
+        if follow:
+            return "".join([_line(rank, *e) async for e in self.stream_logs_async(_ranks(rank), tail=tail)])
+        return await self._client._async.run(flows.logs(self._run, _ranks(rank), tail))
+
+    def stream_logs(
+        self, ranks: Sequence[int] | None = None, *, tail: int | None = None, follow: bool = True
+    ) -> Iterator[tuple[int, str]]:
+        """(rank, line) as they are written, until the run has ended. A dropped connection goes on where it broke."""
+        return self._client._blocking.iterate(flows.stream_logs(self._run, ranks, tail, follow=follow))
+
+    def stream_logs_async(
+        self, ranks: Sequence[int] | None = None, *, tail: int | None = None, follow: bool = True
+    ) -> AsyncGenerator[tuple[int, str], None]:
+        return self._client._async.iterate(flows.stream_logs(self._run, ranks, tail, follow=follow))
+
+    def changes(self) -> Iterator[RunView | NoAnswer]:
+        """The run as it is, and again whenever it has changed, until nothing of it can change any more.
+
+        A `NoAnswer` in between: the server is silent, and is asked on.
+        """
+        return self._client._blocking.iterate(flows.changes(self._run))
+
+    def changes_async(self) -> AsyncGenerator[RunView | NoAnswer, None]:
+        return self._client._async.iterate(flows.changes(self._run))
+
+    # ---- doing -------------------------------------------------------------------------------------------------------
+
+    def scale(self, target: int) -> WorldStatus:
+        """Want this many ranks. Returns the world with the requested target; `wait_until_target_world` waits for it."""
+        return self._client._blocking.run(flows.scale(self._run, target))
+
+    async def scale_async(self, target: int) -> WorldStatus:
+        return await self._client._async.run(flows.scale(self._run, target))
+
+    def cancel(self) -> None:
+        """End the run and keep its record. Cancelling what has ended changes nothing."""
+        self._client._blocking.run(flows.cancel(self._run))
+
+    async def cancel_async(self) -> None:
+        await self._client._async.run(flows.cancel(self._run))
+
+    def delete(self) -> None:
+        """End the run and remove its record, logs and checkpoints. Deleting what is gone is fine."""
+        self._client._blocking.run(flows.delete(self._run, DELETE_SECONDS))
+
+    async def delete_async(self) -> None:
+        await self._client._async.run(flows.delete(self._run, DELETE_SECONDS))
+
+    def rerun(self) -> "DistributedTraining":
+        """The same run once more, as a new one."""
+        again = Remembered(self.name)
+        self._client._blocking.run(flows.post(again, "rerun"))
+        return DistributedTraining(self._client, again.name, _run=again)
+
+    async def rerun_async(self) -> "DistributedTraining":
+        again = Remembered(self.name)
+        await self._client._async.run(flows.post(again, "rerun"))
+        return DistributedTraining(self._client, again.name, _run=again)
+
+    # ---- waiting -----------------------------------------------------------------------------------------------------
+
+    def wait_until_min_world(self, timeout: float = 300) -> WorldStatus:
+        """Until at least `min` ranks are up (or the run has succeeded)."""
+        return self._client._blocking.run(flows.wait(self._run, waits.min_world, timeout)).world
+
+    async def wait_until_min_world_async(self, timeout: float = 300) -> WorldStatus:
+        return (await self._client._async.run(flows.wait(self._run, waits.min_world, timeout))).world
+
+    def wait_until_target_world(self, timeout: float = 600) -> WorldStatus:
+        """Until the target that was last asked for, by anybody, is up and no rank above it runs."""
+        return self._client._blocking.run(flows.wait(self._run, waits.target_world, timeout)).world
+
+    async def wait_until_target_world_async(self, timeout: float = 600) -> WorldStatus:
+        return (await self._client._async.run(flows.wait(self._run, waits.target_world, timeout))).world
+
+    def wait_until_complete(self, timeout: float = 1800) -> WorldStatus:
+        """Until the run has succeeded; `UDTerminalState` if it was over already. To just get the outcome, `join()`."""
+        return self._client._blocking.run(flows.wait_complete(self._run, timeout)).world
+
+    async def wait_until_complete_async(self, timeout: float = 1800) -> WorldStatus:
+        return (await self._client._async.run(flows.wait_complete(self._run, timeout))).world
+
+    def wait_until_bench_complete(self, timeout: float = 1500) -> BenchStatus | None:
+        """Until the probe has ended; None with the bench off."""
+        return self._client._blocking.run(flows.wait_bench(self._run, timeout))
+
+    async def wait_until_bench_complete_async(self, timeout: float = 1500) -> BenchStatus | None:
+        return await self._client._async.run(flows.wait_bench(self._run, timeout))
+
+    def join(self, timeout: float | None = None) -> WorldStatus:
+        """The final world of a run that succeeds or has succeeded; otherwise the exception says how it was lost."""
+        return self._client._blocking.run(flows.wait(self._run, waits.complete, timeout)).world
+
+    async def join_async(self, timeout: float | None = None) -> WorldStatus:
+        return (await self._client._async.run(flows.wait(self._run, waits.complete, timeout))).world
+
+    def results(self, timeout: float | None = None) -> dict[int, Any]:
+        """What the shipped function returned, by rank, once the run has succeeded."""
+        return self._client._blocking.run(flows.results(self._run, timeout))
+
+    async def results_async(self, timeout: float | None = None) -> dict[int, Any]:
+        return await self._client._async.run(flows.results(self._run, timeout))
+
+    # ---- as a context manager ----------------------------------------------------------------------------------------
+
+    def __enter__(self) -> "DistributedTraining":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.delete_on_exit:
+            self.delete()
+        else:
+            self.cancel()
+
+    async def __aenter__(self) -> "DistributedTraining":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.delete_on_exit:
+            await self.delete_async()
+        else:
+            await self.cancel_async()
+
+    def __repr__(self) -> str:
+        view = self._run.view
+        if view is None:
+            return f"<DistributedTraining {self._run.name}>"
+        return f"<DistributedTraining {view.instance} {view.phase} {view.world.ready}/{view.world.target}>"
+
+    def _repr_html_(self) -> str:
+        """How a notebook shows it."""
+        return table(self.refresh()._view)
+
+
+def _ranks(rank: int | None) -> list[int] | None:
+    return None if rank is None else [rank]
+
+
+def _line(only: int | None, rank: int, line: str) -> str:
+    return f"{line}\n" if only is not None else f"{rank}| {line}\n"

@@ -1,0 +1,65 @@
+"""The examples run as they are written, against an embedded control plane of their own."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from basilica.client import embedded
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def state_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    directory = tmp_path_factory.mktemp("state")
+    yield directory
+    embedded.shutdown(directory, cancel_runs=True)
+
+
+def run(name: str, state_dir: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / name)],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+        env={**os.environ, "BASILICA_STATE_DIR": str(state_dir), "BASILICA_IDLE_EXIT": "120"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_every_example_is_run_here() -> None:
+    told = (ROOT / "tests/docs/test_examples.py").read_text() + (ROOT / "tests/docs/test_docs.py").read_text()
+    assert [p.name for p in (ROOT / "examples").glob("*.py") if p.name not in told] == []
+
+
+def test_hello_gang(state_dir: Path) -> None:
+    said = run("hello_gang.py", state_dir)
+    assert "1| Good morning from rank 1 of 2" in said
+    assert "{0: 'rank 0 was here', 1: 'rank 1 was here'}" in said
+
+
+def test_failing_runs(state_dir: Path) -> None:
+    said = run("failing_runs.py", state_dir)
+    assert "exception: rank 1, exit code 1, Error" in said
+    assert "its last line: ValueError: loss is NaN" in said
+    assert "signal: rank 0, exit code 139, SIGSEGV" in said
+    assert "memory: rank" in said
+
+
+def test_torchrun_allreduce(state_dir: Path) -> None:
+    said = run("torchrun_allreduce.py", state_dir)
+    assert said.count("of 2: the sum is 3") == 2
+
+
+def test_21_distributed_torchrun(state_dir: Path) -> None:
+    said = run("21_distributed_torchrun.py", state_dir)
+    assert "3 ranks took part" in said
+    assert said.rstrip().endswith("world: 3")
