@@ -54,6 +54,10 @@ class BasilicaClient:
     def _locate(self) -> Endpoint:
         return embedded.locate() if self._target.url is None else Endpoint(self._target.url, self._target.key)
 
+    def _copy(self) -> "BasilicaClient":
+        """The same server, by connections of its own: for another thread."""
+        return BasilicaClient(self._target.url, self._target.key)
+
     # ---- runs --------------------------------------------------------------------------------------------------------
 
     def deploy_distributed(self, name: str | None = None, **options: Unpack[DeployOptions]) -> DistributedTraining:

@@ -1,6 +1,9 @@
-"""How a handle shows itself in a notebook: a small table. Nothing that a run says can inject markup."""
+"""How a handle shows itself in a notebook: a small live table. Nothing that a run says can inject markup."""
 
+import threading
+from collections.abc import Callable, Iterable
 from html import escape
+from typing import Any
 
 from basilica.client.views import RunView
 
@@ -25,3 +28,20 @@ def table(view: RunView) -> str:
         f"<i>{escape(view.blocked_on or view.message)}</i>"
         f"<table><tr><th>rank</th><th>state</th><th>restarts</th><th>node</th></tr>{rows}</table></div>"
     )
+
+
+def show_live(first: RunView, changes: Iterable[object]) -> threading.Thread:
+    """Display the table and keep it current until the run has ended; a cell that is run again just shows another."""
+    from IPython.display import HTML, display  # noqa: PLC0415 (there in a notebook, and needed nowhere else)
+
+    as_html: Callable[[str], Any] = HTML
+    shown: Any = display(as_html(table(first)), display_id=True)  # type: ignore[no-untyped-call]
+
+    def keep_current() -> None:
+        for change in changes:
+            if isinstance(change, RunView):
+                shown.update(as_html(table(change)))
+
+    thread = threading.Thread(target=keep_current, name="basilica-notebook", daemon=True)
+    thread.start()
+    return thread

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from basilica.client import flows
 from basilica.client.effects import NoAnswer
 from basilica.client.flows import Remembered
-from basilica.client.notebook import table
+from basilica.client.notebook import show_live, table
 from basilica.client.views import BenchResult, BenchStatus, Culprit, Event, RankExit, RankStatus, RunView
 from basilica.core import waits
 from basilica.core.world import WorldStatus
@@ -305,8 +305,18 @@ class DistributedTraining:
         return f"<DistributedTraining {view.instance} {view.phase} {view.world.ready}/{view.world.target}>"
 
     def _repr_html_(self) -> str:
-        """How a notebook shows it."""
+        """How it looks where it cannot be kept current."""
         return table(self.refresh()._view)
+
+    def _ipython_display_(self) -> None:
+        """How a notebook shows it: live, by connections of its own, until the run has ended."""
+        name = self.refresh().name
+
+        def changes() -> Iterator[RunView | NoAnswer]:
+            with self._client._copy() as client:
+                yield from DistributedTraining(client, name).changes()
+
+        self._shown = show_live(self._view, changes())
 
 
 def _ranks(rank: int | None) -> list[int] | None:
