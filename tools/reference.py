@@ -127,6 +127,8 @@ def cli_page() -> str:
         "| 0 | done |",
         "| 1 | an error, told in one line on stderr |",
         "| 2 | wrong usage |",
+        "",
+        "Commands that wait for a run have more: [exit codes](exit-codes.md).",
     ]
     return "\n".join(lines) + "\n"
 

@@ -4,7 +4,7 @@ import os
 import platform
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TextIO
 from urllib.parse import urlsplit, urlunsplit
 
 import typer
@@ -134,7 +134,14 @@ def without_password(url: str) -> str:
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
+def _first_line() -> str:
+    """Of stdin; nothing if there is none."""
+    stdin: TextIO | None = sys.stdin
+    return "" if stdin is None else stdin.readline()
+
+
 def _read_key(path: Path | None) -> str:
+    from basilica.cli.terminal import stdin_is_terminal
     from basilica.client.config import KEY_VARIABLES
 
     if path is not None:
@@ -145,7 +152,7 @@ def _read_key(path: Path | None) -> str:
     else:
         key = next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), "")
         if not key:
-            key = typer.prompt("API key", hide_input=True, err=True) if sys.stdin.isatty() else sys.stdin.readline()
+            key = typer.prompt("API key", hide_input=True, err=True) if stdin_is_terminal() else _first_line()
     key = key.strip()
     if not key or not key.isascii() or not key.isprintable():
         raise typer.BadParameter("that is no API key", param_hint="--key-file")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.segment import Segment
 from rich.style import Style
 from rich.table import Table
@@ -153,9 +154,15 @@ class Bar:
 
     world: WorldStatus
 
+    @property
+    def whole(self) -> int:
+        return max(self.world.target, self.world.ready, 1)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(4, min(BAR_WIDTH, max(self.whole, 10))).with_maximum(options.max_width)
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        size = self.world
-        whole = max(size.target, size.ready, 1)
+        size, whole = self.world, self.whole
         width = min(BAR_WIDTH, options.max_width, max(whole, 10))
         up = width * size.ready // whole
         if size.ready and not up:
@@ -281,20 +288,21 @@ def exits(ended: Sequence[RankExit], culprit: int | None) -> Table:
     return table
 
 
-def culprit(view: RunView) -> RenderableType | None:
-    """Who failed first, why we think so, and its last words."""
+def culprit(view: RunView, *, said: str = "") -> RenderableType | None:
+    """Who failed first, why we think so, and its last words. What has been `said` already is not said again."""
     if view.culprit is None:
         return None
     it = view.culprit
-    lines = [
-        Text.assemble(
-            (f"rank {it.rank} failed first: ", BAD), clean(it.evidence), f" ({clean(it.confidence)} confidence)"
-        )
-    ]
+    lines: list[Text] = []
+    if it.evidence not in said:
+        evidence = clean(it.evidence).removeprefix(f"rank {it.rank} ")
+        lines.append(Text.assemble((f"rank {it.rank} failed first: ", BAD), f"it {evidence}"))
+    if it.confidence != "high":
+        lines.append(Text(f"who failed first is told with {clean(it.confidence)} confidence", WARNING))
     if it.log_tail:
-        lines.append(Text("its last lines:", DIM))
-        lines += [Text.assemble((f"{it.rank}| ", rank_colour(it.rank)), log_line(t)) for t in it.log_tail[-TAIL_SHOWN:]]
-    return Group(*lines)
+        lines.append(Text(f"the last lines of rank {it.rank}:", DIM))
+        lines += [rank_line(it.rank, line, whole=True) for line in it.log_tail[-TAIL_SHOWN:]]
+    return Group(*lines) if lines else None
 
 
 def events(happened: Sequence[Event]) -> Table:
@@ -355,10 +363,10 @@ def status(view: RunView, now: datetime, *, width: int) -> RenderableType:
             parts.append(Text(f"and {len(bad) - EXITS_SHOWN} more: 'basilica train exits'", DIM))
     else:
         parts.append(ranks(view, rows=FEW_RANKS + 1, narrow=width < NARROW))
-    guilty = culprit(view)
-    if guilty is not None:
-        parts += [Text(""), guilty]
     parts += [Text(""), Text(clean(message_of(view)), "italic")]
+    guilty = culprit(view, said=message_of(view))
+    if guilty is not None:
+        parts.append(guilty)
     return Group(*parts)
 
 
@@ -425,8 +433,13 @@ def outcome(view: RunView) -> RenderableType:
     sentence = Text.assemble(clean(view.name), " ", phase(view.phase))
     if view.message:
         sentence.append(f": {clean(view.message)}")
-    guilty = culprit(view)
+    guilty = culprit(view, said=view.message)
     return sentence if guilty is None else Group(sentence, guilty)
+
+
+def blame(view: RunView) -> RenderableType:
+    """Who is to blame, for those who know how it ended."""
+    return culprit(view, said=view.message) or Group()
 
 
 def event_line(event: Event) -> Text:

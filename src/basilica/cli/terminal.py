@@ -25,7 +25,13 @@ def is_plain(stream: TextIO) -> bool:
 
 def can_ask() -> bool:
     """Somebody sits at the terminal and sees what we ask."""
-    return sys.stdin.isatty() and not is_plain(sys.stdout)
+    return stdin_is_terminal() and not is_plain(sys.stdout)
+
+
+def stdin_is_terminal() -> bool:
+    """False, too, if we were started without one."""
+    stdin: TextIO | None = sys.stdin
+    return stdin is not None and not stdin.closed and stdin.isatty()
 
 
 def console(stream: TextIO) -> Console:
@@ -59,10 +65,14 @@ def say(text: str) -> None:
 
 
 def write_line(line: str) -> None:
-    """A line as it is, whatever the locale can write."""
-    sys.stdout.flush()
-    sys.stdout.buffer.write(line.encode("utf-8", "replace") + b"\n")
-    sys.stdout.buffer.flush()
+    write_text(line + "\n", sys.stdout)
+
+
+def write_text(text: str, stream: TextIO) -> None:
+    """As it is, whatever the locale can write."""
+    stream.flush()
+    stream.buffer.write(text.encode("utf-8", "replace"))
+    stream.buffer.flush()
 
 
 def write_json(document: Any) -> None:

@@ -4,9 +4,8 @@ import os
 import secrets as entropy
 import sys
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, Unpack
+from typing import Any, Unpack
 
 from basilica.client import archive, embedded, flows
 from basilica.client.config import Target, find_target
@@ -15,8 +14,8 @@ from basilica.client.effects import Call, Flow
 from basilica.client.flows import Remembered
 from basilica.client.names import readable_name
 from basilica.client.options import Deploy, DeployOptions, parse_options
-from basilica.client.request import RunRequest, to_wire
-from basilica.client.source import ship, with_packages
+from basilica.client.request import Program, to_wire
+from basilica.client.source import Shipped, ship, with_packages
 from basilica.client.training import DistributedTraining
 from basilica.client.views import RunView
 from basilica.core import waits
@@ -102,6 +101,10 @@ class BasilicaClient:
     async def close_async(self) -> None:
         await self._async.close()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In another process it has connections of its own."""
+        return BasilicaClient, (self._target.url, self._target.key)
+
     def __enter__(self) -> "BasilicaClient":
         return self
 
@@ -120,7 +123,7 @@ class BasilicaClient:
         digest = None
         if options.workdir is not None and not self.is_embedded:
             digest = yield from _upload(archive.pack(Path(options.workdir), options.on_upload))
-        request = to_wire(self._request(options, digest))
+        request = to_wire(options.name or readable_name(), options, self._program(options, digest))
         run = yield from flows.create(request, entropy.token_hex(16))
         training = DistributedTraining(self, run.name, delete_on_exit=options.delete_on_exit, _run=run)
         if not options.wait:
@@ -129,75 +132,50 @@ class BasilicaClient:
             yield from _up_or_over(run, options.timeout)
             if options.wait_for_bench != "never":
                 yield from _wait_for_bench(run, options)
-        except (BasilicaError, TimeoutError) as error:
-            error.training = training  # type: ignore[union-attr]
+        except BasilicaError as error:
+            error.training = training
             if options.cleanup_on_failure:
                 yield from flows.delete(run, 30.0)
             raise
         return training
 
-    def _request(self, options: Deploy, digest: str | None) -> RunRequest:
-        env = dict(options.env)
-        workdir = None
+    def _program(self, options: Deploy, digest: str | None) -> Program:
+        """The ranks of an embedded server run where the caller is, with the programs and packages that it finds."""
+        env, workdir = dict(options.env), None
         if self.is_embedded:
-            caller = {name: os.environ[name] for name in CALLER_ENVIRONMENT if name in os.environ}
-            env = caller | env
+            env = {name: os.environ[name] for name in CALLER_ENVIRONMENT if name in os.environ} | env
             workdir = str(Path(options.workdir or ".").absolute())
-        command, resize = self._program(options, env)
-        return RunRequest(
-            name=options.name or readable_name(),
-            command=command,
-            world_size=options.world_size,
-            resize=options.resize or resize,
-            image=options.image,
-            port=options.port,
-            gpu_count=options.gpu_count,
-            gpu_models=options.gpu_models,
-            min_gpu_memory_gb=options.min_gpu_memory_gb,
-            cpu=options.cpu,
-            memory=options.memory,
-            env=env,
-            secrets=options.secrets,
-            nccl_env=options.nccl_env,
-            provider_filter=options.provider_filter,
-            topology_spread=options.topology_spread,
-            bench=options.bench,
-            bench_placement=options.bench_placement,
-            rendezvous_backend=options.rendezvous_backend,
-            args=options.args,
+        if options.command is not None and not options.pip_packages:
+            return Program(
+                command=options.command, resize=options.resize or "join", env=env, workdir=workdir, archive=digest
+            )
+        shipped = self._shipped(options)
+        return Program(
+            command=shipped.argv,
+            resize=options.resize or shipped.resize,
+            env=env | shipped.env,
             workdir=workdir,
             archive=digest,
-            max_restarts=options.max_restarts,
-            grace_seconds=options.grace_seconds,
-            ttl_seconds=options.ttl_seconds,
-            deadline_seconds=options.deadline_seconds,
-            start_deadline_seconds=options.start_deadline_seconds,
         )
 
-    def _program(self, options: Deploy, env: dict[str, str]) -> tuple[Sequence[str] | str, Literal["join", "restart"]]:
-        """What the ranks execute, and how a resize treats them; what a shipped source needs is added to `env`."""
+    def _shipped(self, options: Deploy) -> Shipped:
         python = sys.executable if self.is_embedded else "python3"
-        if options.command is not None and not options.pip_packages:
-            return options.command, "join"
         if isinstance(options.command, str):
             raise ValidationError(
                 "pip_packages", options.pip_packages, "need a `command` that is a list, or a `source`"
             )
         if options.command is not None:
-            shipped = with_packages(options.command, options.pip_packages, python=python, resize="join")
-        else:
-            shipped = ship(
-                options.source,
-                args=options.source_args,
-                kwargs=options.source_kwargs,
-                python=python,
-                launcher=options.launcher,
-                pip_packages=options.pip_packages,
-                remote=not self.is_embedded,
-                workdir=None if options.workdir is None else Path(options.workdir),
-            )
-        env.update(shipped.env)
-        return shipped.argv, shipped.resize
+            return with_packages(options.command, options.pip_packages, python=python, resize="join")
+        return ship(
+            options.source,
+            args=options.source_args,
+            kwargs=options.source_kwargs,
+            python=python,
+            launcher=options.launcher,
+            pip_packages=options.pip_packages,
+            remote=not self.is_embedded,
+            workdir=None if options.workdir is None else Path(options.workdir),
+        )
 
 
 def _up_or_over(run: Remembered, timeout: float) -> Flow[None]:

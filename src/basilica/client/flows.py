@@ -295,3 +295,25 @@ def results(run: Remembered, timeout: float | None) -> Flow[dict[int, Any]]:
     yield from wait(run, waits.complete, timeout)
     answer = yield from ask(Call(method="GET", path=f"{run.path}/results"), name=run.name)
     return {int(rank): value for rank, value in answer.json()["results"].items()}
+
+
+def execute(run: Remembered, command: Sequence[str], rank: int) -> Flow[None]:
+    """Emits what a command beside a rank writes, as (stream, text), and at last its exit code.
+
+    Never asked again: it may have run. Whoever stops reading ends it.
+    """
+    call = Call(method="POST", path=f"{run.path}/exec", body={"rank": rank, "command": list(command)})
+    opened: Answer | NoAnswer = yield Lines(call)
+    if isinstance(opened, NoAnswer):
+        raise NetworkError(opened.problem)
+    if opened.status >= 400:
+        raise error_of(opened, run.name)
+    while True:
+        line: str | NoAnswer | None = yield NextLine()
+        if not isinstance(line, str):
+            raise NetworkError("the connection broke before the command had ended")
+        entry = json.loads(line)
+        if "exitCode" in entry:
+            yield Emit(int(entry["exitCode"]))
+            return
+        yield Emit((entry["stream"], entry["text"]))

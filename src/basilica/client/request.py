@@ -1,52 +1,28 @@
 """A create request, from the words of the SDK to the wire. Pure: the caller has read environment and files."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
+from basilica.client.options import Deploy
 from basilica.core.errors import ValidationError
 from basilica.core.names import check_name
 from basilica.core.spec import ProviderFilter
-from basilica.core.world import WorldSize
-
-Placement = Literal["preferred", "strict"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunRequest:
-    """Everything that `deploy_distributed` takes, apart from how long to wait."""
+class Program:
+    """What the ranks execute and with what, once the caller's machine has been looked at."""
 
-    name: str
     command: Sequence[str] | str
-    world_size: WorldSize
-    resize: Literal["join", "restart"] = "join"
-    image: str = ""
-    port: int = 18789
-    gpu_count: int = 1
-    gpu_models: Sequence[str] = ()
-    min_gpu_memory_gb: int | None = None
-    cpu: str | float | None = None
-    memory: str | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
-    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
-    nccl_env: Mapping[str, str] = field(default_factory=dict)
-    provider_filter: ProviderFilter | None = None
-    topology_spread: str = "pack"
-    bench: bool | str = False
-    bench_placement: str = "preferred"
-    rendezvous_backend: str = "etcd-v2"
-    args: Sequence[str] = ()
+    resize: Literal["join", "restart"]
+    env: Mapping[str, str]
     workdir: str | None = None
     archive: str | None = None
-    max_restarts: int = 0
-    grace_seconds: float = 10.0
-    ttl_seconds: float | None = None
-    deadline_seconds: float | None = None
-    start_deadline_seconds: float | None = None
 
 
-def to_wire(request: RunRequest) -> dict[str, Any]:
-    check_name(request.name, "name")
+def to_wire(name: str, request: Deploy, program: Program) -> dict[str, Any]:
+    check_name(name, "name")
     size = request.world_size
     filter_ = request.provider_filter or ProviderFilter()
     gpus: dict[str, Any] = {"count": request.gpu_count, "model": list(request.gpu_models)}
@@ -65,7 +41,7 @@ def to_wire(request: RunRequest) -> dict[str, Any]:
         "topologySpread": {"strategy": request.topology_spread},
         "nccl": {"env": dict(request.nccl_env)},
         "bench": _bench(request.bench, request.bench_placement),
-        "resize": request.resize,
+        "resize": program.resize,
         "maxRestarts": request.max_restarts,
         "graceSeconds": request.grace_seconds,
     }
@@ -75,21 +51,21 @@ def to_wire(request: RunRequest) -> dict[str, Any]:
     }
     distributed |= {name: value for name, value in optional.items() if value is not None}
     body: dict[str, Any] = {
-        "instanceName": request.name,
+        "instanceName": name,
         "image": request.image,
         "replicas": size.target,
         "port": request.port,
         "args": [str(part) for part in request.args],
-        "env": dict(request.env),
+        "env": dict(program.env),
         "secrets": dict(request.secrets),
         "resources": resources,
         "distributed": distributed,
     }
-    if isinstance(request.command, str):
-        distributed["command"] = request.command
+    if isinstance(program.command, str):
+        distributed["command"] = program.command
     else:
-        body["command"] = [str(part) for part in request.command]
-    more = {"ttlSeconds": request.ttl_seconds, "workdir": request.workdir, "workdirArchive": request.archive}
+        body["command"] = [str(part) for part in program.command]
+    more = {"ttlSeconds": request.ttl_seconds, "workdir": program.workdir, "workdirArchive": program.archive}
     return body | {name: value for name, value in more.items() if value is not None}
 
 

@@ -219,6 +219,14 @@ class DistributedTraining:
     async def delete_async(self) -> None:
         await self._client._async.run(flows.delete(self._run, DELETE_SECONDS))
 
+    def execute(self, command: Sequence[str], rank: int = 0) -> Iterator[tuple[str, str] | int]:
+        """Run a command beside a rank, with its environment and directory: what it writes as ("stdout" or "stderr",
+        text) as it comes, and at last its exit code. To stop reading ends it."""
+        return self._client._blocking.iterate(flows.execute(self._run, command, rank))
+
+    def execute_async(self, command: Sequence[str], rank: int = 0) -> AsyncGenerator[tuple[str, str] | int, None]:
+        return self._client._async.iterate(flows.execute(self._run, command, rank))
+
     def rerun(self) -> "DistributedTraining":
         """The same run once more, as a new one."""
         again = Remembered(self.name)
@@ -297,6 +305,9 @@ class DistributedTraining:
             await self.delete_async()
         else:
             await self.cancel_async()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DistributedTraining, (self._client, self.name)
 
     def __repr__(self) -> str:
         view = self._run.view

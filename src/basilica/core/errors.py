@@ -22,7 +22,7 @@ BasilicaError
 """
 
 from collections.abc import Sequence
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 
 class BasilicaError(Exception):
@@ -30,6 +30,7 @@ class BasilicaError(Exception):
 
     code: ClassVar[str] = "BASILICA_API_INTERNAL_ERROR"
     retryable: ClassVar[bool] = False
+    training: Any = None  # the handle of the run, where a deploy had made one before it failed
 
 
 class ValidationError(BasilicaError, ValueError):

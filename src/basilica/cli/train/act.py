@@ -1,11 +1,13 @@
 """Changing and ending runs: `scale`, `cancel`, `down`, `exec`, `prune`."""
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from basilica.cli.common import Json, seconds
+from basilica.cli.train import options as given
 from basilica.cli.train.common import Name, Names, client, handle
 from basilica.cli.train.wait import Goal, finish, until
 
@@ -118,6 +120,38 @@ def down(
         terminal.write_json({"deleted": deleted})
     if failed:
         raise typer.Exit(1)
+
+
+def exec_(
+    context: typer.Context,
+    name: Name,
+    rank: Annotated[int, typer.Option(help="Beside which rank.", min=0)] = 0,
+    as_json: Json = False,
+) -> None:
+    """Run a command beside a rank, with the rank's environment and directory, and exit as it does.
+
+    It ends when this command does.
+
+    \b
+    Examples:
+      basilica train exec llama --rank 2 -- nvidia-smi
+      basilica train exec llama -- sh -c 'ls -l $BASILICA_RESULT_FILE'
+    """
+    from basilica.cli import terminal
+
+    command = context.meta[given.REST]
+    if not command:
+        raise typer.BadParameter("write the command after '--'", param_hint="COMMAND")
+    for piece in handle(name).execute(command, rank):
+        if isinstance(piece, int):
+            if as_json:
+                terminal.write_json({"exitCode": piece})
+            raise typer.Exit(piece if 0 <= piece <= 255 else 1)
+        stream, text = piece
+        if as_json:
+            terminal.write_json({"stream": stream, "text": text})
+        elif text:
+            terminal.write_text(text, sys.stderr if stream == "stderr" else sys.stdout)
 
 
 def prune(

@@ -1,7 +1,6 @@
 """What the commands of `basilica train` share."""
 
 import shlex
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,7 +24,8 @@ def known_names(incomplete: str) -> list[str]:
         client = BasilicaClient()
         if client.is_embedded and embedded.find() is None:
             return []
-        return [view.name for view in client.list() if view.name.startswith(incomplete)]
+        found = [view.name for view in client.list() if view.name.startswith(incomplete)]
+        return list(dict.fromkeys(found))
     except BasilicaError:
         return []
 
@@ -91,7 +91,3 @@ def progress_of(training: "DistributedTraining") -> str:
 
     view = training.view
     return f"{show.clean(view.name)} {show.clean(view.phase)}: {show.clean(show.message_of(view))}"
-
-
-def or_none(values: Sequence[str] | None) -> Sequence[str]:
-    return () if values is None else values

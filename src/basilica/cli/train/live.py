@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from rich.live import Live
 
 from basilica.cli import show
-from basilica.cli.terminal import console, is_plain, write_json, write_line
+from basilica.cli.terminal import console, is_plain, stdin_is_terminal, write_json, write_line
 from basilica.cli.train.common import now
 from basilica.client.effects import NoAnswer
 from basilica.client.training import DistributedTraining
@@ -264,7 +264,7 @@ def wishes(on_resize: Callable[[], None] | None = None) -> Iterator[asyncio.Queu
 @contextmanager
 def _keys(loop: asyncio.AbstractEventLoop, queue: asyncio.Queue[str]) -> Iterator[None]:
     """Single keys without echo; the terminal is left as it was found."""
-    fd = sys.stdin.fileno() if not sys.stdin.closed and sys.stdin.isatty() else None
+    fd = sys.stdin.fileno() if stdin_is_terminal() else None
     if fd is None or is_plain(sys.stdout) or os.tcgetpgrp(fd) != os.getpgrp():
         yield
         return

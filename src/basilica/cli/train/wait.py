@@ -144,7 +144,8 @@ def _to_the_end(
     if as_json:
         terminal.write_json(view.raw)
     elif over:
-        terminal.show(show.outcome(view), sys.stderr if plain and logs else sys.stdout)
+        said = plain and not logs  # the last line of those that we printed
+        terminal.show(show.blame(view) if said else show.outcome(view), sys.stderr if plain and logs else sys.stdout)
     if not over:
         terminal.say(f"basilica: after {timeout:g} s it is {show.change(view)}; it goes on")
         raise typer.Exit(TIMED_OUT)
@@ -211,7 +212,7 @@ async def _ask(
     from basilica.cli.train import live
 
     display.pause()
-    terminal.say("[d]etach and let the run go on, [c]ancel it, or any other key to watch on? (Ctrl-C again: detach)")
+    terminal.say("[d]etach or [c]ancel the run? Any other key watches on (Ctrl-C again: detach)")
     match await live.end_or_wish(end, queue, None):
         case "d" | "D" | live.Wish.INTERRUPT | live.Wish.TERMINATE:
             return live.Wish.TERMINATE

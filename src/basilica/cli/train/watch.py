@@ -55,4 +55,5 @@ def watch(
     asyncio.run(look())
     view = training.view
     if view.is_terminal and not as_json:
-        terminal.show(show.outcome(view))
+        said = terminal.is_plain(sys.stdout)  # the last line of those that we printed
+        terminal.show(show.blame(view) if said else show.outcome(view))
