@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -76,8 +77,24 @@ COMMANDS = [
 ]
 
 
+EXPORTS = """
+AuthenticationError AuthorizationError BasilicaClient BasilicaError BelowMinimumWorld BenchResult BenchStatus
+Conflict Culprit DeployOptions DeploymentNotFound DistributedError DistributedTraining Event NameInUse
+NetworkError ProviderFilter QuotaExceeded RankExit RankStatus RateLimitError RendezvousUnavailable RunView
+ServerError UDTerminalState ValidationError WorldClosed WorldSize WorldSizeOutOfBounds WorldStatus __version__
+distributed shutdown
+"""
+
+
 def test_what_the_package_exports() -> None:
-    assert basilica.__all__ == ["__version__"]
+    assert basilica.__all__ == EXPORTS.split()
+
+
+def test_every_export_is_there() -> None:
+    for name in basilica.__all__:
+        assert getattr(basilica, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = basilica.nothing
     assert all(hasattr(basilica, name) for name in basilica.__all__)
 
 
@@ -104,6 +121,20 @@ def commands(command: object, name: str = "") -> list[str]:
     return [leaf for child, c in below.items() for leaf in commands(c, f"{name} {child}".strip())]
 
 
+def test_the_exit_codes_of_waits() -> None:
+    from basilica.cli.train import outcome
+
+    codes = {"failed": 1, "timed out": 124, "detached": 125, "cancelled": 130}
+    assert codes == {
+        "failed": outcome.FAILED,
+        "timed out": outcome.TIMED_OUT,
+        "detached": outcome.DETACHED,
+        "cancelled": outcome.CANCELLED,
+    }
+    page = (Path(__file__).parents[1] / "docs/reference/exit-codes.md").read_text()
+    assert all(f"\n| {code} | " in page for code in (0, 124, 125, 130))
+
+
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
@@ -116,6 +147,13 @@ def commands(command: object, name: str = "") -> list[str]:
         (["serve", "--port", "http"], 2),
         (["serve", "--log-level", "loud"], 2),
         (["prune", "--older-than", "soon"], 2),
+        (["config"], 0),
+        (["completion", "bash"], 0),
+        (["completion", "powershell"], 2),
+        (["login", "nonsense", "--key-file", "/dev/null"], 2),
+        (["train", "up", "--world-size", "0", "--", "true"], 2),
+        (["train", "up", "--world-size", "1"], 2),
+        (["train", "status", ".."], 1),
     ],
 )
 def test_exit_codes(arguments: list[str], code: int, tmp_path: object) -> None:

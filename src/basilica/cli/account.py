@@ -128,6 +128,15 @@ def completion(
     typer.echo(get_completion_script(prog_name="basilica", complete_var=COMPLETION_VARIABLE, shell=shell))
 
 
+def unreachable(problem: str) -> str:
+    """What to say when the server did not answer: which one it was, and how to find out why that one."""
+    from basilica.client.config import find_target
+
+    url = find_target(None, None).url
+    who = "the local server" if url is None else without_password(url)
+    return f"{who} does not answer ({problem}); 'basilica config' says why it was asked"
+
+
 def without_password(url: str) -> str:
     """A URL as it may be shown."""
     parts = urlsplit(url)
@@ -165,18 +174,17 @@ def _try(url: str, key: str) -> None:
     from basilica.client.config import find_target
     from basilica.client.drivers import BlockingDriver, Endpoint
     from basilica.client.effects import Call
-    from basilica.core.errors import BasilicaError
+    from basilica.core.errors import BasilicaError, NetworkError
 
     checked = find_target(url, key).url
     driver = BlockingDriver(lambda: Endpoint(checked or url, key))
     try:
         answer = driver.run(flows.ask(Call(method="GET", path="/deployments", timeout=CHECK_SECONDS), patience=0.0))
-        is_ours = isinstance(answer.json(), dict) and "deployments" in answer.json()
-    except ValueError:
-        is_ours = False
+    except NetworkError as error:
+        raise BasilicaError(f"{without_password(url)} does not answer: {error}") from error
     finally:
         driver.close()
-    if not is_ours:
+    if not isinstance(answer.json(), dict) or "deployments" not in answer.json():
         raise BasilicaError(f"{without_password(url)} is no Basilica server")
 
 

@@ -7,7 +7,7 @@ import typer
 
 from basilica import __version__
 from basilica.cli import account, doctor, keys, local, prune, serve, train
-from basilica.core.errors import BasilicaError
+from basilica.core.errors import BasilicaError, NetworkError
 
 app = typer.Typer(
     name="basilica",
@@ -51,10 +51,16 @@ def main() -> None:
     try:
         app()
     except BasilicaError as error:
-        from basilica.cli.show import clean
-
-        typer.echo("basilica: " + "\n".join(clean(line) for line in str(error).splitlines()), err=True)
+        typer.echo(f"basilica: {_told(error)}", err=True)
         sys.exit(1)
+
+
+def _told(error: BasilicaError) -> str:
+    """What others said is in it: nothing of that may act on the terminal."""
+    from basilica.cli.show import clean
+
+    text = account.unreachable(str(error)) if isinstance(error, NetworkError) else str(error)
+    return "\n".join(clean(line) for line in text.splitlines())
 
 
 if __name__ == "__main__":

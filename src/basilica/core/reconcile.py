@@ -311,7 +311,8 @@ class _Turn:
             self.end(Phase.SUCCEEDED, f"{succeeded} of {size} ranks exited 0")
         elif size and policy.has_failed(self.spec.world, size, lost):
             culprit = policy.find_culprit(self.status.failures, self.status.whole_at)
-            cause = f"{culprit.evidence}; " if culprit else ""
+            # Who else failed may still turn out: the evidence is told with the culprit, not frozen here.
+            cause = f"rank {culprit.exit.rank} {policy.describe_exit(culprit.exit)}; " if culprit else ""
             left = f"{size - lost} of {size} ranks could still succeed, and {self.spec.world.min} are needed"
             self.end(Phase.FAILED, cause + left)
 

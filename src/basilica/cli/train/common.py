@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from basilica.client.training import DistributedTraining
     from basilica.client.views import RunView
 
+PATIENCE = 10.0  # people at a terminal give up sooner than programs; waits have their own time
+
 
 def known_names(incomplete: str) -> list[str]:
     """Names of runs, for the shell to complete; nothing is started for that, and nothing said if it fails."""
@@ -64,8 +66,10 @@ Names = Annotated[
 
 
 def client() -> "BasilicaClient":
+    from basilica.client import flows
     from basilica.client.api import BasilicaClient
 
+    flows.PATIENCE = PATIENCE
     return BasilicaClient()
 
 
