@@ -268,15 +268,23 @@ class TestTrouble:
             assert server.asked == [("GET", "/deployments/a%2F..%2Fb%3Fc")]
 
     def test_a_stream_of_lines_goes_on_where_it_broke(self) -> None:
-        """The second answer is shorter than it says: the connection broke in the middle."""
-        one = {"rank": 0, "line": "one", "cursor": "0@0:4"}
-        two = {"rank": 0, "line": "two", "cursor": "0@0:8"}
-        broken = RawBody(json.dumps(one).encode() + b"\n", missing=100)
-        with lying(sequence(DROP, (200, broken), (200, two))) as server:
+        """It broke in the middle of a chunk, whose lines come again; none is lost, and none is told twice."""
+        one, two = {"rank": 0, "line": "one", "cursor": "0@0:4"}, {"rank": 0, "line": "two"}
+        three = {"rank": 0, "line": "three", "cursor": "0@0:14"}
+        broken = RawBody(b"".join(json.dumps(entry).encode() + b"\n" for entry in (one, two)), missing=100)
+        rest = RawBody(b"".join(json.dumps(entry).encode() + b"\n" for entry in (two, three)))
+        with lying(sequence(DROP, (200, broken), (200, rest))) as server:
             with basilica.BasilicaClient(server.url, "k") as client:
                 lines = list(basilica.DistributedTraining(client, "run-1").stream_logs())
-            assert lines == [(0, "one"), (0, "two")]
+            assert lines == [(0, "one"), (0, "two"), (0, "three")]
             assert "since=0%400%3A4" in server.asked[2][1]
+
+    @pytest.mark.parametrize("name", ["", ".", ".."])
+    def test_a_name_that_is_none_reaches_no_other_address(self, name: str) -> None:
+        with lying(sequence((200, run_body()))) as server, basilica.BasilicaClient(server.url, "k") as client:
+            with pytest.raises(basilica.DeploymentNotFound):
+                client.training(name)
+            assert server.asked == []
 
     def test_errors_travel_between_processes(self) -> None:
         error = basilica.BelowMinimumWorld("run", "failed", 0, 2, 5.0)

@@ -5,6 +5,7 @@ ends a run: nothing here deletes what it cannot reach.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +47,8 @@ class Remembered:
 
     @property
     def path(self) -> str:
+        if self.name in ("", ".", ".."):  # in an address these would mean something else
+            raise DeploymentNotFound(self.name)
         return f"/deployments/{quote(self.name, safe='')}"
 
     def take(self, view: RunView) -> RunView:
@@ -262,12 +265,14 @@ def stream_logs(run: Remembered, ranks: Sequence[int] | None, tail: int | None, 
     A broken connection goes on where it broke.
     """
     cursors: dict[int, str] = {}
+    since: Counter[int] = Counter()  # lines that came after each rank's cursor: they come again after a break
     delay = FIRST_DELAY
     while True:
+        again, since = since, Counter()
         params = {
             "rank": list(ranks) if ranks is not None else None,
             "follow": "true" if follow else None,
-            "tail": tail if not cursors else None,
+            "tail": tail,
             "since": ",".join(cursors.values()) or None,
         }
         accept = {"Accept": "application/x-ndjson"}
@@ -283,9 +288,13 @@ def stream_logs(run: Remembered, ranks: Sequence[int] | None, tail: int | None, 
                 broken = True
             elif line:
                 entry = json.loads(line)
-                cursors[entry["rank"]] = entry["cursor"]
-                delay = FIRST_DELAY
-                yield Emit((entry["rank"], entry["line"]))
+                rank, delay = entry["rank"], FIRST_DELAY
+                since[rank] += 1
+                if since[rank] > again[rank]:
+                    yield Emit((rank, entry["line"]))
+                if "cursor" in entry:
+                    cursors[rank] = entry["cursor"]
+                    since[rank] = again[rank] = 0
         yield Sleep(delay, jitter=True)
         delay = min(delay * 2, LONGEST_DELAY)
 

@@ -93,17 +93,20 @@ async def _stream(
 
 @dataclass(slots=True)
 class LogFormat:
-    """Plain text, with `rank| ` before each line where several ranks are merged; or one JSON object per line."""
+    """Plain text, with `rank| ` before each line where several ranks are merged; or one JSON object per line.
+
+    A chunk's last line carries the cursor: a reader that got only a part of a chunk has to ask for all of it again.
+    """
 
     as_json: bool
     prefix: bool
 
     def encode(self, chunk: LogChunk) -> bytes:
         if self.as_json:
-            lines = [
-                json.dumps({"rank": chunk.rank, "line": line, "cursor": f"{chunk.rank}@{chunk.cursor}"})
-                for line in chunk.lines
-            ]
+            entries: list[dict[str, object]] = [{"rank": chunk.rank, "line": line} for line in chunk.lines]
+            if entries:
+                entries[-1]["cursor"] = f"{chunk.rank}@{chunk.cursor}"
+            lines = [json.dumps(entry) for entry in entries]
         elif self.prefix:
             lines = [f"{chunk.rank}| {line}" for line in chunk.lines]
         else:

@@ -138,6 +138,7 @@ def events(
     from contextlib import suppress
 
     from basilica.cli import show, terminal
+    from basilica.client.effects import NoAnswer
 
     training = handle(name)
     happened = list(reversed(training.events(limit=limit)))
@@ -150,7 +151,9 @@ def events(
     with suppress(KeyboardInterrupt):
         _print_events(happened, as_json=as_json)
         seen = set(happened)
-        for _ in training.changes() if follow else ():
+        for change in training.changes() if follow else ():
+            if isinstance(change, NoAnswer):
+                continue
             fresh = [e for e in reversed(training.events()) if e not in seen]
             _print_events(fresh, as_json=as_json)
             seen.update(fresh)
