@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from rich import box
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -104,7 +105,7 @@ def screen(run: dict[str, Any]) -> Group:
     bar = "█" * world["ready"] + "░" * max(0, world["target"] - world["ready"])
     head = Text.assemble((f" {run['friendlyName']} ", "bold reverse"), f"  {run['phase']}  ", (bar, "green"))
     head.append(f"  {world['ready']} of {world['target']} ranks up (min {world['min']}, max {world['max']})")
-    table = Table(expand=True)
+    table = Table(expand=True, box=box.SIMPLE_HEAD)
     for column in ("rank", "state", "attempt", "restarts", "node"):
         table.add_column(column)
     for rank in gang["ranks"]:
@@ -121,7 +122,7 @@ def screen(run: dict[str, Any]) -> Group:
 
 
 def story(events: list[dict[str, Any]]) -> Table:
-    table = Table(title="what happened", expand=True, title_justify="left")
+    table = Table(title="what happened", expand=True, title_justify="left", box=box.SIMPLE_HEAD)
     for column in ("at", "what", "in words"):
         table.add_column(column)
     for event in reversed(events):
