@@ -1,5 +1,18 @@
 """Settings of all tests."""
 
+from pathlib import Path
+
 import pytest
 
 pytest.register_assert_rewrite("basilica.testing.store_contract")
+
+# Whole processes, terminals, servers and disks: all of it in `make test`, none of it in `make test-fast`.
+SLOW_DIRECTORIES = ("cli", "e2e", "runtime_local", "stores")
+SLOW_MODULES = ("test_embedded.py", "test_archive.py", "test_source.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        path = Path(item.path)
+        if path.name in SLOW_MODULES or any(name in path.parts for name in SLOW_DIRECTORIES):
+            item.add_marker(pytest.mark.slow)
