@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 OFFICIAL := .venvs/official-0.36.8/.installed .venvs/official-0.29.0/.installed
 
-.PHONY: setup demo test test-fast lint types fmt verify bench chaos clean
+.PHONY: setup demo etcd test test-fast lint types fmt verify bench chaos clean
 
 setup: $(STAMP)
 
@@ -24,7 +24,11 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/python examples/gang.py
 
-test: setup lint types $(OFFICIAL)
+# The real etcd that ours is compared with: Debian's.
+etcd:
+	command -v etcd >/dev/null || (apt-get update -q && apt-get install -y -q etcd-server)
+
+test: setup lint types etcd $(OFFICIAL)
 	$(BIN)/python -m pytest -m "not chaos"
 
 test-fast: setup

@@ -7,7 +7,7 @@ import pytest
 pytest.register_assert_rewrite("basilica.testing.store_contract")
 
 # Whole processes, terminals, servers and disks: all of it in `make test`, none of it in `make test-fast`.
-SLOW_DIRECTORIES = ("cli", "e2e", "runtime_local", "stores")
+SLOW_DIRECTORIES = ("cli", "e2e", "mesh", "rendezvous", "runtime_local", "stores")
 SLOW_MODULES = ("test_embedded.py", "test_archive.py", "test_source.py")
 
 

@@ -1,0 +1,418 @@
+"""The rendezvous service: one process, many keyspaces, a port for each.
+
+It stands beside the control plane and outlives it. What is open, on which port and with which keys is in the data
+folder: a service that was killed comes back with all of it.
+
+    DATA/lock                        held while a service runs
+    DATA/control.sock                open, close and list keyspaces (HTTP)
+    DATA/keyspaces/NAME/about        name and port
+    DATA/keyspaces/NAME/snapshot, journal
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import socket
+import time
+import zlib
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from basilica.rendezvous.http import Call, Connection, LongReply, Reply, text_error
+from basilica.rendezvous.journal import FSYNC_EVERY_S, Journal, JournalDamaged, replace_file, sync_folder
+from basilica.rendezvous.keyspace import INTERNAL, SECOND, EtcdError, Event, Request
+from basilica.rendezvous.request import parse_form, parse_request, unescape
+
+log = logging.getLogger(__name__)
+
+PORTS = range(20000, 29000)  # below the kernel's own choice, so that nobody takes one while the service is away
+BIND_AGAIN_S = 0.2
+KEYS = "/v2/keys"
+METHODS = ("HEAD", "GET", "PUT", "POST", "DELETE")
+VERSION = {"etcdserver": "3.4.23", "etcdcluster": "3.4.0"}  # what clients may expect of us
+RAFT_TERM = "2"
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
+JSON = ("Content-Type", "application/json")
+
+
+class RendezvousError(Exception):
+    """An order to the service that it cannot follow."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(status, why)
+        self.status, self.why = status, why
+
+    def __str__(self) -> str:
+        return self.why
+
+
+class KeyspaceServer:
+    """The keys API of one keyspace. Everything but the socket."""
+
+    def __init__(self, name: str, journal: Journal, clock: Callable[[], int] = time.time_ns) -> None:
+        self.journal = journal
+        self.keyspace = journal.keyspace
+        self._clock = clock
+        self._cluster = ("X-Etcd-Cluster-Id", f"{int(hashlib.sha256(name.encode()).hexdigest()[:16], 16):x}")
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_for = 0
+
+    def start(self) -> None:
+        """Let keys expire from now on, and those first that did while nobody looked."""
+        self._expire(self._clock())
+        self._arm()
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self.journal.close()
+
+    def handle(self, call: Call) -> Reply | LongReply:
+        path = call.path
+        if path == KEYS or path.startswith(KEYS + "/"):
+            if call.method not in METHODS:
+                return _not_allowed(*METHODS)
+            try:
+                return self._keys(call)
+            except EtcdError as error:
+                headers = (self._cluster, JSON, ("X-Etcd-Index", str(error.index)))
+                return Reply(error.status, _json(error.body()), headers)
+        if path == "/v2/machines":
+            if call.method not in ("GET", "HEAD"):
+                return _not_allowed("GET", "HEAD")
+            # The address that the client used is one that it can reach.
+            return _text(f"http://{call.headers.get('host', '127.0.0.1')}")
+        if path in ("/version", "/health"):
+            if call.method != "GET":
+                return _not_allowed("GET")
+            if path == "/health":
+                return _text('{"health":"true"}')
+            return Reply(200, _json(VERSION)[:-1], (JSON,))
+        return text_error(404, "404 page not found")
+
+    def _keys(self, call: Call) -> Reply | LongReply:
+        now = self._clock()
+        form = parse_form(call.query, call.form_body)
+        request = parse_request(call.method, "/" + call.path[len(KEYS) :].strip("/"), form, now)
+        self._expire(now)
+        if call.method in ("GET", "HEAD"):
+            if request.wait and not request.quorum:
+                return self._watch(request)
+            event = self.keyspace.get(request, now)
+        else:
+            try:
+                self.journal.record(request, now)
+            except OSError as error:
+                raise EtcdError(INTERNAL, f"the journal cannot be written: {error}") from error
+            event = self.keyspace.write(request, now)
+            self._arm()
+        short = request.no_value and event.action in ("set", "compareAndSwap", "create", "update")
+        body = {"action": event.action} if short else event.body()
+        return Reply(201 if event.created else 200, _json(body), self._headers(event.etcd_index))
+
+    def _watch(self, request: Request) -> LongReply:
+        def deliver(event: Event) -> None:
+            reply.chunk(_json(event.body()), last=not request.stream)
+
+        watcher, past = self.keyspace.watch(
+            request.path, deliver, recursive=request.recursive, stream=request.stream, since=request.wait_index
+        )
+        reply = LongReply(self._headers(watcher.start_index), lambda: self.keyspace.unwatch(watcher))
+        if past is not None:
+            deliver(past)
+        return reply
+
+    def _headers(self, index: int) -> tuple[tuple[str, str], ...]:
+        raft = ("X-Raft-Index", str(self.keyspace.raft_index))
+        return (self._cluster, JSON, ("X-Etcd-Index", str(index)), raft, ("X-Raft-Term", RAFT_TERM))
+
+    def _expire(self, now: int) -> None:
+        deadline = self.keyspace.next_deadline()
+        if deadline is None or deadline > now:
+            return
+        try:
+            self.journal.record_sync(now)
+        except OSError:
+            log.exception("expired keys stay: the journal in %s cannot be written", self.journal.folder)
+            return
+        self.keyspace.sync(now)
+
+    def _arm(self) -> None:
+        """Wake up at the next deadline; a later one than was planned for is found out then."""
+        deadline = self.keyspace.next_deadline()
+        if deadline is None or (self._timer is not None and self._timer_for <= deadline):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        wait = min(max(deadline - self._clock(), 0) / SECOND + 0.001, 60.0)
+        self._timer_for = deadline
+        self._timer = asyncio.get_running_loop().call_later(wait, self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        self._expire(self._clock())
+        self._arm()
+
+
+@dataclass(slots=True)
+class Hosted:
+    """An open keyspace: `server` is None while its files cannot be read, `listener` while its port cannot be had."""
+
+    name: str
+    port: int
+    folder: Path
+    server: KeyspaceServer | None = None
+    listener: asyncio.Server | None = None
+    fault: str | None = None
+    connections: set[Connection] = field(default_factory=set)
+
+    def about(self) -> dict[str, Any]:
+        return {"name": self.name, "port": self.port, "serving": self.listener is not None, "fault": self.fault}
+
+
+class Service:
+    """All keyspaces of one data folder. `start` before, `stop` after."""
+
+    def __init__(self, data_dir: Path, host: str = "127.0.0.1") -> None:
+        self.data_dir, self.host = data_dir, host
+        self._folder = data_dir / "keyspaces"
+        self._hosted: dict[str, Hosted] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._control: asyncio.Server | None = None
+        self._control_connections: set[Connection] = set()
+        self._changing = asyncio.Lock()
+        self._lock = -1
+
+    async def start(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(self.data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise RendezvousError(409, f"a rendezvous service runs in {self.data_dir} already") from None
+        for folder in sorted(self._folder.iterdir()):
+            if folder.name.startswith("."):
+                shutil.rmtree(folder)
+            elif (folder / "about").exists():
+                await self._revive(folder)
+            else:  # `open` was cut off before it answered
+                shutil.rmtree(folder)
+        self._tasks.append(asyncio.create_task(self._keep_on_disk()))
+        with control_path(self.data_dir) as path:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            loop = asyncio.get_running_loop()
+            self._control = await loop.create_unix_server(
+                lambda: Connection(self._handle_control, self._control_connections), path
+            )
+            os.chmod(path, 0o600)
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._control is not None:
+            self._control.close()
+            for connection in list(self._control_connections):
+                connection.abort()
+        for hosted in self._hosted.values():
+            self._silence(hosted)
+        self._hosted.clear()
+        if self._lock >= 0:
+            os.close(self._lock)
+
+    async def open(self, name: str, port: int | None = None) -> int:
+        """The port of the keyspace `name`, which is made if it is not there; on disk when this returns."""
+        async with self._changing:
+            hosted = self._hosted.get(name)
+            if hosted is not None:
+                if hosted.fault is not None:
+                    raise RendezvousError(500, hosted.fault)
+                if port not in (None, hosted.port):
+                    raise RendezvousError(409, f"keyspace {name!r} is open on port {hosted.port}, not {port}")
+                return hosted.port
+            if not NAME.fullmatch(name):
+                raise RendezvousError(400, f"{name!r} cannot name a keyspace: {NAME.pattern}")
+            folder = self._folder / name
+            listening = self._bind(name, port)
+            try:
+                folder.mkdir()
+                hosted = Hosted(name, listening.getsockname()[1], folder)
+                hosted.server = KeyspaceServer(name, Journal(folder))
+                about = {"name": name, "port": hosted.port}
+                replace_file(folder / "about", json.dumps(about).encode())
+                sync_folder(self._folder)
+            except BaseException:
+                listening.close()
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+            self._hosted[name] = hosted
+            hosted.server.start()
+            await self._listen(hosted, listening)
+            return hosted.port
+
+    async def close(self, name: str) -> bool:
+        """End a keyspace, its waits and its files; False if there is none."""
+        async with self._changing:
+            hosted = self._hosted.pop(name, None)
+            if hosted is None:
+                return False
+            self._silence(hosted)
+            gone = self._folder / f".{hosted.folder.name}"
+            shutil.rmtree(gone, ignore_errors=True)
+            hosted.folder.rename(gone)
+            sync_folder(self._folder)
+            shutil.rmtree(gone)
+            return True
+
+    def list(self) -> "list[dict[str, Any]]":
+        return [hosted.about() for hosted in self._hosted.values()]
+
+    async def _revive(self, folder: Path) -> None:
+        about = json.loads((folder / "about").read_text())
+        hosted = self._hosted[about["name"]] = Hosted(about["name"], about["port"], folder)
+        try:
+            hosted.server = KeyspaceServer(hosted.name, Journal(folder))
+        except (JournalDamaged, OSError) as error:
+            hosted.fault = str(error)
+            log.error("keyspace %s cannot be read: %s", hosted.name, error)
+            return
+        hosted.server.start()
+        try:
+            await self._listen(hosted, self._bind(hosted.name, hosted.port))
+        except RendezvousError as error:
+            log.warning("%s; trying again", error)
+            self._tasks.append(asyncio.create_task(self._bind_until_it_works(hosted)))
+
+    async def _bind_until_it_works(self, hosted: Hosted) -> None:
+        while self._hosted.get(hosted.name) is hosted:
+            await asyncio.sleep(BIND_AGAIN_S)
+            with contextlib.suppress(RendezvousError):
+                await self._listen(hosted, self._bind(hosted.name, hosted.port))
+                return
+
+    def _bind(self, name: str, port: int | None) -> socket.socket:
+        start = zlib.crc32(name.encode(errors="surrogatepass")) % len(PORTS)
+        taken = {hosted.port for hosted in self._hosted.values() if hosted.name != name}
+        wished = [port] if port is not None else [p for p in (*PORTS[start:], *PORTS[:start]) if p not in taken]
+        why: OSError | None = None
+        for candidate in wished:
+            family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+            # asyncio turns Nagle's algorithm off only where the protocol is named; a wait would be 40 ms late with it
+            listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listening.bind((self.host, candidate))
+                listening.listen(1024)
+            except OSError as error:
+                listening.close()
+                why = error
+            else:
+                return listening
+        shown = f"{self.host}:{port}" if port is not None else f"any port of {self.host}"
+        raise RendezvousError(409, f"cannot listen on {shown} for keyspace {name!r}: {why}")
+
+    async def _listen(self, hosted: Hosted, listening: socket.socket) -> None:
+        assert hosted.server is not None
+        handle = hosted.server.handle
+        hosted.listener = await asyncio.get_running_loop().create_server(
+            lambda: Connection(handle, hosted.connections), sock=listening, backlog=1024
+        )
+
+    def _silence(self, hosted: Hosted) -> None:
+        if hosted.listener is not None:
+            hosted.listener.close()
+        for connection in list(hosted.connections):
+            connection.abort()
+        if hosted.server is not None:
+            hosted.server.stop()
+
+    async def _keep_on_disk(self) -> None:
+        """Sync what was written, many writes at a time, and shorten long journals."""
+        while True:
+            await asyncio.sleep(FSYNC_EVERY_S)
+            for hosted in [h for h in self._hosted.values() if h.server is not None and h.server.journal.dirty]:
+                if hosted.server is None or self._hosted.get(hosted.name) is not hosted:
+                    continue
+                try:
+                    fd = hosted.server.journal.dup()
+                    try:
+                        await asyncio.to_thread(os.fdatasync, fd)
+                    finally:
+                        os.close(fd)
+                    if self._hosted.get(hosted.name) is hosted:
+                        hosted.server.journal.compact()
+                except OSError:
+                    log.exception("the journal in %s cannot be put on disk", hosted.folder)
+
+    # -- control
+
+    def _handle_control(self, call: Call) -> Reply | Awaitable[Reply]:
+        match call.method, call.path:
+            case "GET", "/keyspaces":
+                return Reply(200, _json(self.list()), (JSON,))
+            case "PUT", path if path.startswith("/keyspaces/"):
+                return self._control_open(path.removeprefix("/keyspaces/"), call)
+            case "DELETE", path if path.startswith("/keyspaces/"):
+                return self._control_close(path.removeprefix("/keyspaces/"))
+            case _:
+                return text_error(404, "404 page not found")
+
+    async def _control_open(self, name: str, call: Call) -> Reply:
+        port = call.query.removeprefix(b"port=")
+        if port and not (port.isdigit() and 0 < int(port) < 1 << 16):
+            return text_error(400, f"{unescape(port, plus=False)!r} is no port")
+        try:
+            return Reply(
+                200, _json({"name": name, "port": await self.open(name, int(port) if port else None)}), (JSON,)
+            )
+        except RendezvousError as error:
+            return text_error(error.status, error.why)
+        except OSError as error:
+            return text_error(500, str(error))
+
+    async def _control_close(self, name: str) -> Reply:
+        try:
+            closed = await self.close(name)
+        except OSError as error:
+            return text_error(500, str(error))
+        return Reply(204) if closed else text_error(404, f"there is no keyspace {name!r}")
+
+
+@contextlib.contextmanager
+def control_path(data_dir: Path) -> Iterator[str]:
+    """A path of the control socket that is short enough for the kernel (107 bytes) however deep the folder lies."""
+    folder = os.open(data_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/control.sock"
+    finally:
+        os.close(folder)
+
+
+def _not_allowed(*methods: str) -> Reply:
+    return text_error(405, "Method Not Allowed", ("Allow", ",".join(methods)))
+
+
+def _text(text: str) -> Reply:
+    return Reply(200, text.encode(), (("Content-Type", "text/plain; charset=utf-8"),))
+
+
+_LONE = re.compile("[\ud800-\udfff]")
+
+
+def _json(value: object) -> bytes:
+    """A line of JSON. Bytes that were no UTF-8 are shown as U+FFFD, one for each, as Go does."""
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False) + "\n"
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return _LONE.sub("\ufffd", text).encode()
