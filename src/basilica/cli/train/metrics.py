@@ -1,0 +1,83 @@
+"""`basilica train metrics`: what the ranks of a run reported."""
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from basilica.cli.common import Json
+from basilica.cli.train.common import Name, handle
+
+if TYPE_CHECKING:
+    from basilica.client.views import Series
+
+PICTURE_POINTS = 600
+
+
+def metrics(
+    name: Name,
+    *,
+    metric: Annotated[str | None, typer.Option(help="Only this number, such as loss.", show_default=False)] = None,
+    rank: Annotated[int | None, typer.Option(help="Only this rank.", min=0, show_default=False)] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the series into this file, as SVG.", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what ranks reported with `basilica.report`: last values, ranges and how they went.
+
+    \b
+    Examples:
+      basilica train metrics llama
+      basilica train metrics llama --metric loss --plot loss.svg
+    """
+    from basilica.cli import metrics as pictures
+    from basilica.cli import terminal
+
+    training = handle(name)
+    points = PICTURE_POINTS if plot is not None or as_json else pictures.CURVE_WIDTH
+    series = [s for s in training.series(metric, rank, points=points) if s.points]
+    if as_json:
+        terminal.write_json({"series": [_series(s) for s in series]})
+    elif not series:
+        what = "nothing" if metric is None else f"no {metric!r}"
+        terminal.say(f"the ranks have reported {what} so far; they do with basilica.report(step=…, loss=…)")
+    else:
+        screen = terminal.console(sys.stdout)
+        terminal.show(pictures.table(series, training.ranks, ascii_only=screen.options.ascii_only))
+    if plot is not None:
+        _draw(series, training.friendly_name, plot)
+
+
+def _series(series: "Series") -> dict[str, Any]:
+    """As the server tells it: a value that is not finite is a string."""
+    import math
+
+    from basilica.cli import show
+
+    def plain(value: float) -> float | str:
+        names = {math.inf: "Infinity", -math.inf: "-Infinity"}
+        return value if math.isfinite(value) else names.get(value, "NaN")
+
+    points = [
+        {"step": p.step, "at": show.timestamp(p.at), "value": plain(p.value), "min": plain(p.min), "max": plain(p.max)}
+        | {"count": p.count}
+        for p in series.points
+    ]
+    return asdict(series) | {"points": points}
+
+
+def _draw(series: "list[Series]", title: str, path: Path) -> None:
+    from basilica.cli import metrics as pictures
+    from basilica.cli.terminal import say
+    from basilica.core.errors import BasilicaError
+
+    if not series:
+        say("there is nothing to draw yet")
+        return
+    try:
+        path.write_text(pictures.picture(series, title), encoding="utf-8")
+    except OSError as error:
+        raise BasilicaError(f"cannot draw into {path}: {error.strerror or error}") from error

@@ -1,0 +1,49 @@
+"""What ranks said of themselves: the last of it, and how it went."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+POINTS_MAX = 2000
+POINTS_DEFAULT = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The last that a rank reported. `step_seconds` is its usual step time, once that is known."""
+
+    at: float
+    step: int | None = None
+    step_seconds: float | None = None
+    values: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesPoint:
+    """One report, or `count` neighbouring ones: the step and time of the last of them."""
+
+    step: int | None
+    at: float
+    mean: float
+    min: float
+    max: float
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """One number of one rank over time. `worker` tells its processes apart, where a launcher started several."""
+
+    rank: int
+    worker: int
+    metric: str
+    points: tuple[SeriesPoint, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeriesQuery:
+    """None: all. Each series has at most `points`, none of them from before `since`."""
+
+    ranks: frozenset[int] | None = None
+    metrics: frozenset[str] | None = None
+    since: float = 0.0
+    points: int = POINTS_DEFAULT

@@ -1,0 +1,198 @@
+"""What ranks report, as the runtime follows it: who reports, who has fallen silent, and telling those who watch.
+
+A process rings when it first reports, and once its usual step time is known. From then on it has one timer, which
+looks at the end of its file when it would be silent for too long; if there is a newer report, the timer is set anew. A
+process that has fallen silent has no timer: the kernel says when it writes again. Ranks that never report cost nothing.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from basilica.core import stalls
+from basilica.core.reports import Report, Series, SeriesQuery
+from basilica.core.seen import Stalled
+from basilica.reporting import BELL_ENV, FILE_ENV
+from basilica.runtimes.local import stacks
+from basilica.runtimes.local.inotify import FileWatcher
+from basilica.runtimes.local.layout import Key, Layout
+from basilica.runtimes.local.processes import lives
+from basilica.runtimes.local.report_files import (
+    ReportFile,
+    Told,
+    read_last,
+    read_reports,
+    read_series,
+    report_file,
+    report_files,
+)
+
+STACKS_AT_ONCE = 2
+SOON = 0.05  # a timer never rings sooner: it measures seconds
+
+Spawn = Callable[[Coroutine[Any, Any, object]], None]
+
+
+@dataclass(slots=True)
+class _Process:
+    """A process that reports and is watched: by a timer while it talks, by its file while it is silent."""
+
+    file: ReportFile
+    timer: asyncio.TimerHandle | None = None
+    unwatch: Callable[[], None] | None = None
+    stalled: Stalled | None = None
+    asked: int = 0  # the report after which its stacks are being taken
+
+    def let_go(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.unwatch is not None:
+            self.unwatch()
+        self.timer = self.unwatch = None
+
+
+@dataclass(slots=True)
+class Reports:
+    """`stalled` is called when it has changed whether a rank is."""
+
+    layout: Layout
+    files: FileWatcher
+    spawn: Spawn
+    stalled: Callable[[Key, Stalled | None], None]
+    _watched: dict[Key, dict[int, _Process]] = field(default_factory=dict)
+    _readers: dict[str, set[asyncio.Event]] = field(default_factory=dict)
+    _room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(STACKS_AT_ONCE))
+
+    def environment(self, key: Key) -> dict[str, str]:
+        """Where the processes of this attempt write their reports, and where they ring."""
+        return {FILE_ENV: self.layout.report(key), BELL_ENV: str(self.layout.wake)}
+
+    # ---- who reports -----------------------------------------------------------------------------------------------
+
+    def rung(self, key: Key, pid: int) -> None:
+        """A process says that it has begun to report, or that its usual step time is known."""
+        self._watch(report_file(self.layout, key, pid), adopted=False)
+        for reader in self._readers.get(key.instance, ()):
+            reader.set()
+
+    def adopt(self, instance: str, running: Iterable[Key]) -> None:
+        """Find those that began to report under an earlier control plane. Who has stalled is told before this returns:
+        that the control plane was away does not mean that the rank has come back."""
+        wanted = set(running)
+        for file in report_files(self.layout, instance) if wanted else ():
+            if file.key in wanted:
+                self._watch(file, adopted=True)
+
+    def forget(self, key: Key) -> None:
+        """The attempt has ended."""
+        for process in self._watched.pop(key, {}).values():
+            process.let_go()
+
+    def close(self) -> None:
+        for key in tuple(self._watched):
+            self.forget(key)
+
+    # ---- who has fallen silent -------------------------------------------------------------------------------------
+
+    def _watch(self, file: ReportFile, *, adopted: bool) -> None:
+        processes = self._watched.setdefault(file.key, {})
+        process = processes.setdefault(file.pid, _Process(file))
+        if process.stalled is None:
+            self._look(process, adopted=adopted)
+
+    def _look(self, process: _Process, *, adopted: bool = False) -> None:
+        """Set the timer by the newest report, or find that there is none for too long."""
+        process.let_go()
+        file, told = process.file, read_last(process.file)
+        if told is None or told.last.usual is None or not lives(file.pid, told.start):
+            self._drop(process)
+            return
+        left = told.last.mono + stalls.limit(told.last.usual) - time.monotonic()
+        if left > 0:
+            self._tell(process, None)
+            loop = asyncio.get_running_loop()
+            process.timer = loop.call_later(max(left, SOON), self._look, process)
+            return
+        if adopted:
+            self._tell(process, _stall(told, stacks.NOTHING))
+        if process.asked != told.last.n:
+            process.asked = told.last.n
+            self.spawn(self._found_silent(process, told))
+
+    def _drop(self, process: _Process) -> None:
+        """It is gone, or cannot be judged (yet): then it rings when it can."""
+        key = process.file.key
+        self._tell(process, None)
+        self._watched.get(key, {}).pop(process.file.pid, None)
+        if not self._watched.get(key, True):
+            del self._watched[key]
+
+    async def _found_silent(self, process: _Process, told: Told) -> None:
+        file, loop = process.file, asyncio.get_running_loop()
+        async with self._room:
+            taken = await stacks.take_stacks(file.pid, told.start, file.stacks)
+        if self._watched.get(file.key, {}).get(file.pid) is not process:
+            return  # the attempt has ended meanwhile
+        process.let_go()
+
+        def changed() -> None:
+            loop.call_soon(self._written, process)
+
+        process.unwatch = self.files.watch(file.path, changed)
+        if not self._written(process):  # else it was only slow
+            self._tell(process, _stall(told, taken))
+
+    def _written(self, process: _Process) -> bool:
+        """A silent process wrote to its file: True if that was a report."""
+        told = read_last(process.file)
+        if process.unwatch is None or (told is not None and told.last.n == process.asked):
+            return False
+        self._look(process)
+        return True
+
+    def _tell(self, process: _Process, stalled: Stalled | None) -> None:
+        if process.stalled == stalled:
+            return
+        process.stalled = stalled
+        key = process.file.key
+        found = [p.stalled for p in self._watched.get(key, {}).values() if p.stalled is not None]
+        self.stalled(key, min(found, key=lambda s: s.since, default=None))
+
+    # ---- telling ---------------------------------------------------------------------------------------------------
+
+    async def last(self, instance: str) -> dict[int, Report]:
+        if not report_files(self.layout, instance):
+            return {}
+        return await asyncio.to_thread(read_reports, self.layout, instance)
+
+    async def series(self, instance: str, query: SeriesQuery) -> list[Series]:
+        return await asyncio.to_thread(read_series, self.layout, instance, query)
+
+    async def next(self, instance: str, after: float) -> None:
+        """Return when somebody has reported later than that."""
+        changed = asyncio.Event()
+        readers = self._readers.setdefault(instance, set())
+        readers.add(changed)
+        try:
+            while True:
+                changed.clear()
+                forget = [self.files.watch(file.path, changed.set) for file in report_files(self.layout, instance)]
+                try:
+                    newest = max((report.at for report in (await self.last(instance)).values()), default=0.0)
+                    if newest > after:
+                        return
+                    await changed.wait()
+                finally:
+                    for each in forget:
+                        each()
+        finally:
+            readers.discard(changed)
+            if not readers:
+                self._readers.pop(instance, None)
+
+
+def _stall(told: Told, taken: stacks.Stacks) -> Stalled:
+    usual = told.last.usual or 0.0
+    return Stalled(since=round(told.last.at, 3), usual_step_seconds=usual, where=taken.where, stack=taken.text)
