@@ -1,0 +1,272 @@
+"""The bench probe of a run on this machine: one supervised program starts both ends, beside the ranks.
+
+It has a supervisor as a rank has, and so a record, a lock and a stop file in `runs/<instance>/bench/`: it outlives the
+control plane, is never there twice, and leaves nothing behind. What its files say is the truth. None of this may
+disturb the run, so nothing here raises: what goes wrong is the probe's failure.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from basilica.bench.report import parse
+from basilica.core.errors import RuntimeUnavailable
+from basilica.core.phase import BenchPhase
+from basilica.core.seen import SeenBench
+from basilica.runtimes.local import supervisor
+from basilica.runtimes.local.attempts import has_ended
+from basilica.runtimes.local.cgroups import RankCgroups
+from basilica.runtimes.local.environment import INHERITED
+from basilica.runtimes.local.hosts import Host
+from basilica.runtimes.local.layout import Layout
+from basilica.runtimes.local.logs import read_tail
+from basilica.runtimes.local.orphans import KILL_AGAIN_S, kill, with_environment
+from basilica.runtimes.local.processes import Watch
+from basilica.runtimes.local.records import Claim, Exit, Record, append_exit, bury, read_record, write_stop
+from basilica.runtimes.local.task import RankTask, StartReply, StartRequest
+
+CORES = 2.0  # one for each end
+LOG_LIMIT_BYTES = 1 << 20
+MESSAGE_MAX = 500
+GONE_WITHIN_S = 10.0
+WANTED = INHERITED | {"PYTHONPATH"}  # the probe is our own code, and found where ours is
+HOME = "BASILICA_BENCH_DIR"  # by which processes are known whose supervisor was killed
+RUNNING = SeenBench(phase=BenchPhase.RUNNING, message="two processes measure the link between them")
+CANNOT_TELL = SeenBench(phase=BenchPhase.PENDING)
+
+
+@dataclass(slots=True)
+class _Live:
+    """A probe whose supervisor is being watched."""
+
+    watch: Watch
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Benches:
+    """The probes of all runs. `start` has supervisors started, `changed` says that a run should be looked at."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        python: str,
+        start: Callable[[StartRequest], Awaitable[StartReply]],
+        groups: Callable[[str], RankCgroups],
+        changed: Callable[[str], None],
+    ) -> None:
+        self._layout = layout
+        self._python = python
+        self._start = start
+        self._groups = groups
+        self._changed = changed
+        self._boot = supervisor.boot()
+        self._live: dict[str, _Live] = {}
+        self._failures: dict[str, str] = {}
+
+    async def adopt(self) -> None:
+        """Watch what an earlier control plane left, and end what has outlived its run."""
+        for instance in await asyncio.to_thread(self._unended):
+            seen = await self.seen(instance)
+            if seen is not None and not seen.phase.terminal and self._ranks_have_ended(instance):
+                await self.end(instance)
+
+    def _unended(self) -> list[str]:
+        """Runs with a probe that has not ended. A record that cannot be read is for those who look at the run."""
+        found = []
+        for instance in self._layout.instances():
+            with suppress(OSError, ValueError):
+                record = read_record(self._file(instance, "1.record"))
+                if record is not None and record.exit is None:
+                    found.append(instance)
+        return found
+
+    def close(self) -> None:
+        for live in self._live.values():
+            live.watch.close()
+        self._live.clear()
+
+    # --------------------------------------------------------------------------------------------------------- look
+
+    async def seen(self, instance: str) -> SeenBench | None:
+        """How far the probe is; None if there is none."""
+        try:
+            return await self._seen(instance)
+        except OSError:
+            return CANNOT_TELL
+        except ValueError as error:
+            return _failed(str(error))
+
+    async def _seen(self, instance: str) -> SeenBench | None:
+        path = self._file(instance, "1.record")
+        record = read_record(path)
+        if record is None:
+            if instance in self._failures:
+                return _failed(self._failures[instance])
+            return RUNNING if instance in self._live else None
+        if record.exit is None and record.claim.boot == self._boot:
+            if self._watch(instance, record.claim.pid, record.claim.start):
+                return RUNNING
+            record = read_record(path) or record  # it may have ended while we looked
+        if record.exit is None:
+            record = await self._bury(instance, record)
+        return self._ended(instance, record.exit)
+
+    def _ended(self, instance: str, exit: Exit | None) -> SeenBench:
+        assert exit is not None
+        if self._has(instance, "result.json"):
+            found = parse(Path(self._file(instance, "result.json")).read_text(encoding="utf-8"))
+            told = f"measured between {found.probe_node_a} and {found.probe_node_b}"
+            if found.probe_node_a == found.probe_node_b:
+                told = f"measured over the loopback of {found.probe_node_a}: no network is between ranks of one machine"
+            return SeenBench(phase=BenchPhase.SUCCEEDED, message=told, result=found)
+        if exit.stopped:
+            return SeenBench(phase=BenchPhase.SKIPPED, message="the probe was taken down before it was done")
+        if exit.start_error is not None:
+            return _failed(exit.start_error)
+        said = read_tail(self._file(instance, "1.log"), 1, ended=True, at_most=1 << 14).lines
+        if exit.exit_code is None:
+            return _failed("the probe was lost: its supervisor was killed, or the machine restarted")
+        return _failed(said[-1] if said else f"the probe ended with {exit.signal or f'exit code {exit.exit_code}'}")
+
+    def _watch(self, instance: str, pid: int, start: int | None) -> bool:
+        """Be told of the end of this supervisor; False if it has ended."""
+        known = self._live.get(instance)
+        if known is not None and known.watch.pid == pid:
+            return True
+        try:
+            watch = Watch(pid, start, lambda: self._gone(instance, pid))
+        except ProcessLookupError:
+            return False
+        if known is not None:
+            known.watch.close()
+        self._live[instance] = _Live(watch)
+        return True
+
+    def _gone(self, instance: str, pid: int) -> None:
+        live = self._live.get(instance)
+        if live is None or live.watch.pid != pid:
+            return
+        del self._live[instance]
+        live.watch.close()
+        live.gone.set()
+        if not self._has(instance, "1.record"):
+            self._failures[instance] = f"the probe could not be started; see {self._layout.complaints}"
+        self._changed(instance)
+
+    async def _bury(self, instance: str, record: Record) -> Record:
+        """Its supervisor was killed: end what is left, and write down that nobody knows how it ended."""
+        if record.claim.boot == self._boot:
+            await self._kill_leftovers(instance, record.claim)
+        exit = Exit(exit_code=None, reason="Unknown", finished_at=time.time())
+        with suppress(OSError):  # the next look comes to the same conclusion
+            append_exit(self._file(instance, "1.record"), exit)
+        return replace(record, exit=exit)
+
+    async def _kill_leftovers(self, instance: str, claim: Claim) -> None:
+        mark = {f"{HOME}={self._layout.bench(instance)}".encode()}
+        while left := await asyncio.to_thread(with_environment, mark):
+            kill(left)
+            await asyncio.sleep(KILL_AGAIN_S)
+        for path in claim.cgroups:
+            supervisor.remove_cgroup(path)
+
+    def _ranks_have_ended(self, instance: str) -> bool:
+        try:
+            return all(has_ended(self._layout, key) for key in self._layout.keys(instance))
+        except (OSError, ValueError):
+            return False
+
+    # -------------------------------------------------------------------------------------------------- begin and end
+
+    async def begin(self, instance: str, ends: tuple[Host, Host]) -> None:
+        """Start the probe between two hosts of the run, unless it is there or was."""
+        if await self.seen(instance) is not None:
+            return
+        try:
+            self._layout.bench(instance).mkdir(mode=0o700, parents=True, exist_ok=True)
+            reply = await self._start(self._request(instance, ends))
+        except (OSError, RuntimeUnavailable) as error:
+            self._failures[instance] = f"the probe could not be started: {error}"
+        else:
+            if reply["error"] is not None:
+                self._failures[instance] = f"the probe could not be started: {reply['error']}"
+            for pid in reply["pids"]:
+                self._watch(instance, pid, None)
+        self._changed(instance)
+
+    async def end(self, instance: str) -> None:
+        """Take the probe down, if it has not ended, and keep it from ever starting."""
+        self._failures.pop(instance, None)
+        never_started = Exit(exit_code=None, reason="Cancelled", finished_at=time.time(), stopped=True)
+        asking = signal.SIGTERM
+        try:
+            record = read_record(self._file(instance, "1.record"))
+            if record is not None and record.exit is not None:
+                return
+            write_stop(self._file(instance, "1.stop"), 0.0)
+            if bury(self._file(instance, "1.record"), never_started):
+                return
+        except (OSError, ValueError):
+            asking = signal.SIGUSR1  # no room for the file: this one needs none
+        await self.seen(instance)  # so that one of an earlier control plane is watched, too
+        if instance in self._live:
+            self._live[instance].watch.signal(asking)
+
+    async def end_and_wait(self, instance: str) -> None:
+        """Before all that is kept of the run is removed. `RuntimeUnavailable` if it does not end."""
+        if not self._has(instance, ""):
+            return
+        await self.end(instance)
+        live = self._live.get(instance)
+        if live is not None:
+            try:
+                await asyncio.wait_for(live.gone.wait(), GONE_WITHIN_S)
+            except TimeoutError:
+                raise RuntimeUnavailable(f"the bench probe of {instance} has not ended yet") from None
+        self._failures.pop(instance, None)
+
+    def _request(self, instance: str, ends: tuple[Host, Host]) -> StartRequest:
+        directory = str(self._layout.bench(instance))
+        groups = self._groups(instance)
+        result = self._file(instance, "result.json")
+        told = [{"node": end.name, "address": end.address, "enter": end.enter} for end in ends]
+        task = RankTask(
+            instance=instance,
+            rank=0,
+            attempt=1,
+            directory=directory,
+            argv=None,
+            env={},
+            gpus=[],
+            cgroups=list(groups.tasks),
+            memory_events=groups.memory_events,
+            kill_file=groups.kill_file,
+            freezer=groups.freezer,
+        )
+        return StartRequest(
+            argv=[self._python, "-P", "-m", "basilica.bench.pair", "--out", result, "--ends", json.dumps(told)],
+            env={**{name: value for name, value in os.environ.items() if name in WANTED}, HOME: directory},
+            cwd=directory,
+            grace=0.0,
+            memory_limit=None,
+            log_limit=LOG_LIMIT_BYTES,
+            wake=os.devnull,  # its end is seen by the end of its supervisor; there it would be taken for a rank
+            ranks=[task],
+        )
+
+    def _file(self, instance: str, name: str) -> str:
+        return f"{self._layout.bench(instance)}/{name}"
+
+    def _has(self, instance: str, name: str) -> bool:
+        return os.path.exists(self._file(instance, name))
+
+
+def _failed(why: str) -> SeenBench:
+    return SeenBench(phase=BenchPhase.FAILED, message=why[:MESSAGE_MAX])
