@@ -8,8 +8,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Awaitable, Callable
 from itertools import count
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
@@ -19,12 +21,37 @@ from basilica.rendezvous.keyspace import EtcdError, Request
 from basilica.rendezvous.service import RendezvousError
 from tests.rendezvous.harness import Address, Client, Exchange, OurServer, free_port, service_process
 
+T = TypeVar("T")
+
 
 @pytest.fixture
 def journal_folder(tmp_path: Path) -> Path:
     folder = tmp_path / "keyspace"
     folder.mkdir()
     return folder
+
+
+class Orders:
+    """Orders to the service in a folder, each in an event loop of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def open(self, name: str, port: int | None = None) -> int:
+        return asyncio.run(self._give(lambda control: control.open(name, port)))
+
+    def close(self, name: str) -> bool:
+        return asyncio.run(self._give(lambda control: control.close(name)))
+
+    def list(self) -> "list[dict[str, Any]]":
+        return asyncio.run(self._give(lambda control: control.list()))
+
+    async def _give(self, order: Callable[[RendezvousControl], Awaitable[T]]) -> T:
+        control = RendezvousControl(self._folder)
+        try:
+            return await order(control)
+        finally:
+            await control.disconnect()
 
 
 def write(journal: Journal, value: str, now: int) -> None:
@@ -47,11 +74,11 @@ def test_one_keyspace_by_hand_on_a_given_port(tmp_path: Path) -> None:
 
 
 def test_kill_minus_nine_loses_no_key_that_was_answered_and_no_port(tmp_path: Path) -> None:
-    control = RendezvousControl(tmp_path)
+    control = Orders(tmp_path)
     wished = free_port()
     with service_process(tmp_path) as process:
-        ports = {name: asyncio.run(control.open(name)) for name in ("one", "two")}
-        ports["three"] = asyncio.run(control.open("three", wished))
+        ports = {name: control.open(name) for name in ("one", "two")}
+        ports["three"] = control.open("three", wished)
         assert ports["three"] == wished
         for name, port in ports.items():
             client = Client(("127.0.0.1", port))
@@ -64,8 +91,8 @@ def test_kill_minus_nine_loses_no_key_that_was_answered_and_no_port(tmp_path: Pa
         process.wait()
     time.sleep(1.1)
     with service_process(tmp_path):
-        assert {row["name"]: row["port"] for row in asyncio.run(control.list())} == ports
-        assert {name: asyncio.run(control.open(name)) for name in ports} == ports
+        assert {row["name"]: row["port"] for row in control.list()} == ports
+        assert {name: control.open(name) for name in ports} == ports
         for name, port in ports.items():
             client = Client(("127.0.0.1", port))
             for number in range(100):
@@ -126,14 +153,14 @@ def test_an_event_is_not_held_back_behind_the_headers(tmp_path: Path) -> None:
 
 
 def test_a_closed_keyspace_is_gone_with_its_waits_and_its_keys(tmp_path: Path) -> None:
-    control = RendezvousControl(tmp_path)
+    control = Orders(tmp_path)
     with service_process(tmp_path):
-        port = asyncio.run(control.open("run"))
+        port = control.open("run")
         client = Client(("127.0.0.1", port))
         client.ask("PUT", "/v2/keys/a", "value=1")
         waiting = Exchange(client.address, "GET", "/v2/keys/a?wait=true").wait_for_headers()
-        assert asyncio.run(control.close("run")) is True
-        assert asyncio.run(control.close("run")) is False
+        assert control.close("run") is True
+        assert control.close("run") is False
         with pytest.raises(ConnectionError):
             waiting.answer()
         with pytest.raises(ConnectionRefusedError):
@@ -141,24 +168,24 @@ def test_a_closed_keyspace_is_gone_with_its_waits_and_its_keys(tmp_path: Path) -
         assert list((tmp_path / "keyspaces").iterdir()) == []
         client.close()
         waiting.close()
-        client = Client(("127.0.0.1", asyncio.run(control.open("run"))))
+        client = Client(("127.0.0.1", control.open("run")))
         assert client.ask("GET", "/v2/keys/a").status == 404
         client.close()
 
 
 def test_orders_that_cannot_be_followed_say_why(tmp_path: Path) -> None:
-    control = RendezvousControl(tmp_path)
+    control = Orders(tmp_path)
     with service_process(tmp_path), socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         taken = other.getsockname()[1]
         with pytest.raises(RendezvousError, match="Address already in use"):
-            asyncio.run(control.open("a", taken))
-        asyncio.run(control.open("a"))
+            control.open("a", taken)
+        control.open("a")
         with pytest.raises(RendezvousError, match="not 1024"):
-            asyncio.run(control.open("a", 1024))
+            control.open("a", 1024)
         with pytest.raises(RendezvousError, match="cannot name"):
-            asyncio.run(control.open("no spaces"))
+            control.open("no spaces")
         second = subprocess.run(
             [*_module(), "--data-dir", str(tmp_path)], capture_output=True, text=True, timeout=20, check=False
         )
@@ -170,18 +197,18 @@ def _module() -> list[str]:
 
 
 def test_a_port_that_is_taken_after_a_restart_is_waited_for(tmp_path: Path) -> None:
-    control = RendezvousControl(tmp_path)
+    control = Orders(tmp_path)
     with service_process(tmp_path):
-        port = asyncio.run(control.open("run"))
+        port = control.open("run")
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.bind(("127.0.0.1", port))
         other.listen()
         with service_process(tmp_path):
-            assert asyncio.run(control.list()) == [{"name": "run", "port": port, "serving": False, "fault": None}]
+            assert control.list() == [{"name": "run", "port": port, "serving": False, "fault": None}]
             other.close()
             deadline = time.monotonic() + 5
-            while not asyncio.run(control.list())[0]["serving"]:
+            while not control.list()[0]["serving"]:
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
             client = Client(("127.0.0.1", port))
@@ -190,10 +217,10 @@ def test_a_port_that_is_taken_after_a_restart_is_waited_for(tmp_path: Path) -> N
 
 
 def test_one_damaged_keyspace_does_not_stop_the_others(tmp_path: Path) -> None:
-    control = RendezvousControl(tmp_path)
+    control = Orders(tmp_path)
     with service_process(tmp_path):
         for name in ("bad", "good"):
-            client = Client(("127.0.0.1", asyncio.run(control.open(name))))
+            client = Client(("127.0.0.1", control.open(name)))
             for number in range(3):
                 client.ask("PUT", "/v2/keys/a", f"value={number}")
             client.close()
@@ -202,11 +229,11 @@ def test_one_damaged_keyspace_does_not_stop_the_others(tmp_path: Path) -> None:
     content[20] ^= 1
     path.write_bytes(content)
     with service_process(tmp_path):
-        rows = {row["name"]: row for row in asyncio.run(control.list())}
+        rows = {row["name"]: row for row in control.list()}
         assert rows["good"]["serving"]
         assert "damaged at byte 0" in rows["bad"]["fault"]
         with pytest.raises(RendezvousError, match="damaged"):
-            asyncio.run(control.open("bad"))
+            control.open("bad")
 
 
 def test_a_line_that_was_cut_short_is_dropped(journal_folder: Path) -> None:

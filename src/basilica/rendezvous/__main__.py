@@ -2,23 +2,26 @@
 
 import argparse
 import asyncio
+import functools
 import logging
+import os
 import resource
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 from basilica.rendezvous.service import RendezvousError, Service
 
 BY_HAND = "default"
 
 
-async def serve(data_dir: Path, host: str, port: int | None) -> None:
-    """Serve until SIGTERM or SIGINT. One line on stdout says that it is up."""
+async def serve(data_dir: Path, host: str, port: int | None = None, **leaving: Any) -> None:
+    """Serve until SIGTERM or SIGINT, or until it is unused. One line on stdout says that it is up."""
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    service = Service(data_dir, host)
+    service = Service(data_dir, host, **leaving)
     await service.start()
     try:
         if port is not None:
@@ -26,9 +29,21 @@ async def serve(data_dir: Path, host: str, port: int | None) -> None:
             print(f"rendezvous: {BY_HAND} at http://{host}:{port}/v2/keys, data in {data_dir}", flush=True)
         else:
             print(f"rendezvous: {len(service.list())} keyspaces, data in {data_dir}", flush=True)
+        unused = asyncio.create_task(service.unused.wait())
+        unused.add_done_callback(lambda _: stopped.set())
         await stopped.wait()
+        unused.cancel()
     finally:
         await service.stop()
+
+
+def has_ranks(runs: Path | None, name: str) -> bool:
+    """True if a rank of the run is there, or if that cannot be told."""
+    try:
+        locks = {line.split()[5].rpartition(":")[2] for line in Path("/proc/locks").read_text().splitlines()}
+    except (OSError, IndexError):
+        return True
+    return runs is None or any(str(rank.stat().st_ino) in locks for rank in (runs / name).glob("rank-*"))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -36,12 +51,22 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, help="open a keyspace named 'default' on this port; 0 for any")
     parser.add_argument("--data-dir", type=Path, required=True, help="where keys and ports are kept")
+    parser.add_argument("--linger", type=float, help="exit when nobody needs it for that many seconds")
+    parser.add_argument(
+        "--runs", type=Path, help="with --linger: a keyspace is needed while RUNS/NAME/rank-* is locked"
+    )
+    parser.add_argument("--detach", action="store_true", help="run in the background, in a session of its own")
     args = parser.parse_args(argv)
+    if args.detach:
+        if os.fork():
+            os._exit(0)
+        os.setsid()
     logging.basicConfig(level=logging.WARNING, format="rendezvous: %(message)s")
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a socket for each wait, a port and a file for each run
     try:
-        asyncio.run(serve(args.data_dir, args.host, args.port))
+        is_used = functools.partial(has_ranks, args.runs)
+        asyncio.run(serve(args.data_dir, args.host, args.port, linger=args.linger, is_used=is_used))
     except RendezvousError as error:
         print(f"rendezvous: {error}", file=sys.stderr)
         return 1

@@ -1,32 +1,44 @@
 """Orders to a running rendezvous service, for the control plane."""
 
+import asyncio
+import contextlib
+import json
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import httpx
-
+from basilica.rendezvous.exchange import MAX_HEAD, Exchange, Message, NoAnswer, Streams
 from basilica.rendezvous.service import RendezvousError, control_path
+
+ANSWER_WITHIN_S = 10.0
 
 
 class RendezvousControl:
     """Opens and closes keyspaces of the service in `data_dir`. The service may restart between two orders.
 
-    `RendezvousError` is the service's refusal; `httpx.TransportError` means that it does not answer.
+    `RendezvousError` is the service's refusal; `NoAnswer` means that it does not answer.
     """
 
-    def __init__(self, data_dir: Path, timeout: float = 10.0) -> None:
-        self.data_dir, self.timeout = data_dir, timeout
+    def __init__(self, data_dir: Path, timeout: float = ANSWER_WITHIN_S) -> None:
+        self._data_dir, self._timeout = data_dir, timeout
+        self._exchange = Exchange(self._connect, "rendezvous")
+
+    async def _connect(self) -> Streams:
+        with control_path(self._data_dir) as path:
+            return await asyncio.open_unix_connection(path, limit=MAX_HEAD)
+
+    async def disconnect(self) -> None:
+        await self._exchange.close()
 
     async def open(self, name: str, port: int | None = None) -> int:
         """The port of the keyspace `name`, made if need be, on `port` if one is wished for. Repeatable."""
-        answer = await self._ask("PUT", f"/keyspaces/{quote(name, safe='')}", {"port": port} if port else {})
-        return int(answer.json()["port"])
+        answer = await self._ask("PUT", f"/keyspaces/{quote(name, safe='')}" + (f"?port={port}" if port else ""))
+        return int(json.loads(answer.body)["port"])
 
     async def close(self, name: str) -> bool:
         """End the keyspace `name` and forget its keys; False if it is not there."""
         try:
-            await self._ask("DELETE", f"/keyspaces/{quote(name, safe='')}", {})
+            await self._ask("DELETE", f"/keyspaces/{quote(name, safe='')}")
         except RendezvousError as error:
             if error.status == 404:
                 return False
@@ -35,18 +47,21 @@ class RendezvousControl:
 
     async def list(self) -> "list[dict[str, Any]]":
         """Name, port, whether it serves, and what is wrong if it does not."""
-        answer: list[dict[str, Any]] = (await self._ask("GET", "/keyspaces", {})).json()
+        answer: list[dict[str, Any]] = json.loads((await self._ask("GET", "/keyspaces")).body)
         return answer
 
-    async def _ask(self, method: str, path: str, query: dict[str, int]) -> httpx.Response:
-        if not self.data_dir.is_dir():
-            raise httpx.ConnectError(f"no rendezvous service has run in {self.data_dir}")
-        with control_path(self.data_dir) as uds:
-            transport = httpx.AsyncHTTPTransport(uds=uds)
-            async with httpx.AsyncClient(
-                transport=transport, base_url="http://rendezvous", timeout=self.timeout
-            ) as client:
-                answer = await client.request(method, path, params=query)
-        if answer.status_code >= 400:
-            raise RendezvousError(answer.status_code, answer.text.strip())
+    async def hold(self) -> None:
+        """Have the service stay while this runs. Ends, with `NoAnswer`, when the service does."""
+        await self._exchange.ask("GET", "/hold", within=None)
+        raise NoAnswer("the service let go")
+
+    async def leave(self) -> None:
+        """Have the service end now if nobody needs it. Returns when it has, or stays."""
+        with contextlib.suppress(NoAnswer):
+            await self._exchange.ask("POST", "/leave", within=self._timeout, repeatable=False)
+
+    async def _ask(self, method: str, target: str) -> Message:
+        answer = await self._exchange.ask(method, target, within=self._timeout)
+        if answer.status >= 400:
+            raise RendezvousError(answer.status, answer.body.decode(errors="replace").strip())
         return answer

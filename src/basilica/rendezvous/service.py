@@ -3,8 +3,8 @@
 It stands beside the control plane and outlives it. What is open, on which port and with which keys is in the data
 folder: a service that was killed comes back with all of it.
 
-    DATA/lock                        held while a service runs
-    DATA/control.sock                open, close and list keyspaces (HTTP)
+    DATA/lock                        held while a service runs, with its pid
+    DATA/control.sock                open, close and list keyspaces, and hold the service (HTTP)
     DATA/keyspaces/NAME/about        name and port
     DATA/keyspaces/NAME/snapshot, journal
 """
@@ -19,6 +19,7 @@ import os
 import re
 import shutil
 import socket
+import sys
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Iterator
@@ -35,6 +36,8 @@ log = logging.getLogger(__name__)
 
 PORTS = range(20000, 29000)  # below the kernel's own choice, so that nobody takes one while the service is away
 BIND_AGAIN_S = 0.2
+LET_GO_WITHIN_S = 1.0
+LOCKED_WITHIN_S = 1.0
 KEYS = "/v2/keys"
 METHODS = ("HEAD", "GET", "PUT", "POST", "DELETE")
 VERSION = {"etcdserver": "3.4.23", "etcdcluster": "3.4.0"}  # what clients may expect of us
@@ -181,8 +184,22 @@ class Hosted:
 class Service:
     """All keyspaces of one data folder. `start` before, `stop` after."""
 
-    def __init__(self, data_dir: Path, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        host: str = "127.0.0.1",
+        *,
+        linger: float | None = None,
+        is_used: Callable[[str], bool] = lambda _: True,
+    ) -> None:
+        """`unused` is set when nobody has held the service for `linger` seconds and no keyspace `is_used`."""
         self.data_dir, self.host = data_dir, host
+        self.unused = asyncio.Event()
+        self._linger, self._is_used = linger, is_used
+        self._leaving: asyncio.TimerHandle | None = None
+        self._holders = 0
+        self._let_go_of = asyncio.Event()
+        self._let_go_of.set()
         self._folder = data_dir / "keyspaces"
         self._hosted: dict[str, Hosted] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -194,11 +211,14 @@ class Service:
     async def start(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._lock = os.open(self.data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._lock)
-            raise RendezvousError(409, f"a rendezvous service runs in {self.data_dir} already") from None
+        until = time.monotonic() + LOCKED_WITHIN_S
+        while not _locked(self._lock):  # by one that is just leaving, perhaps
+            if time.monotonic() > until:
+                os.close(self._lock)
+                raise RendezvousError(409, f"a rendezvous service runs in {self.data_dir} already")
+            await asyncio.sleep(0.01)
+        os.truncate(self._lock, 0)
+        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
         for folder in sorted(self._folder.iterdir()):
             if folder.name.startswith("."):
                 shutil.rmtree(folder)
@@ -215,6 +235,7 @@ class Service:
                 lambda: Connection(self._handle_control, self._control_connections), path
             )
             os.chmod(path, 0o600)
+        self._leave_if_unused()
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -272,6 +293,7 @@ class Service:
             hosted.folder.rename(gone)
             sync_folder(self._folder)
             shutil.rmtree(gone)
+            self._leave_if_unused()
             return True
 
     def list(self) -> "list[dict[str, Any]]":
@@ -301,7 +323,8 @@ class Service:
                 return
 
     def _bind(self, name: str, port: int | None) -> socket.socket:
-        start = zlib.crc32(name.encode(errors="surrogatepass")) % len(PORTS)
+        # Services of one machine begin at different ports: one must not take what another has only just let go.
+        start = zlib.crc32(f"{self.data_dir}/{name}".encode(errors="surrogatepass")) % len(PORTS)
         taken = {hosted.port for hosted in self._hosted.values() if hosted.name != name}
         wished = [port] if port is not None else [p for p in (*PORTS[start:], *PORTS[:start]) if p not in taken]
         why: OSError | None = None
@@ -356,8 +379,40 @@ class Service:
 
     # -- control
 
-    def _handle_control(self, call: Call) -> Reply | Awaitable[Reply]:
+    def _hold(self) -> LongReply:
+        self._holders += 1
+        self._let_go_of.clear()
+        if self._leaving is not None:
+            self._leaving.cancel()
+        return LongReply((JSON,), self._let_go)
+
+    def _let_go(self) -> None:
+        self._holders -= 1
+        if not self._holders:
+            self._let_go_of.set()
+        self._leave_if_unused()
+
+    def _leave_if_unused(self) -> None:
+        if self._linger is not None and not self._holders:
+            if self._leaving is not None:
+                self._leaving.cancel()
+            self._leaving = asyncio.get_running_loop().call_later(self._linger, self._leave)
+
+    def _leave(self) -> None:
+        """Nothing is lost by leaving: the next service comes back with all that is open."""
+        if self._holders or self._linger is None:
+            return
+        if self._changing.locked() or any(self._is_used(name) for name in self._hosted):
+            self._leave_if_unused()
+        else:
+            self.unused.set()
+
+    def _handle_control(self, call: Call) -> Reply | LongReply | Awaitable[Reply]:
         match call.method, call.path:
+            case "GET", "/hold":
+                return self._hold()
+            case "POST", "/leave":
+                return self._control_leave()
             case "GET", "/keyspaces":
                 return Reply(200, _json(self.list()), (JSON,))
             case "PUT", path if path.startswith("/keyspaces/"):
@@ -366,6 +421,16 @@ class Service:
                 return self._control_close(path.removeprefix("/keyspaces/"))
             case _:
                 return text_error(404, "404 page not found")
+
+    async def _control_leave(self) -> Reply:
+        """Leave now if nobody needs us, without an answer; else say that we stay."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LET_GO_WITHIN_S):
+                await self._let_go_of.wait()  # whoever asks has just let go
+        self._leave()
+        if self.unused.is_set():
+            await asyncio.Event().wait()
+        return Reply(200)
 
     async def _control_open(self, name: str, call: Call) -> Reply:
         port = call.query.removeprefix(b"port=")
@@ -388,9 +453,20 @@ class Service:
         return Reply(204) if closed else text_error(404, f"there is no keyspace {name!r}")
 
 
+def _locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 @contextlib.contextmanager
 def control_path(data_dir: Path) -> Iterator[str]:
     """A path of the control socket that is short enough for the kernel (107 bytes) however deep the folder lies."""
+    if sys.platform != "linux":
+        yield str(data_dir / "control.sock")
+        return
     folder = os.open(data_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{folder}/control.sock"

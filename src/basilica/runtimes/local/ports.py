@@ -3,28 +3,37 @@
 import json
 import os
 import socket
-from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from basilica.runtimes.local.environment import LOOPBACK, Ports
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """`rendezvous` is 0 until the run has one."""
+
+    master: int
+    rendezvous: int = 0
 
 
 def ports_of(path: Path) -> Ports:
-    """Read the run's ports, or pick them now."""
+    """Read the run's ports; the one that is free to choose is picked now."""
     try:
         return Ports(**json.loads(path.read_bytes()))
     except (FileNotFoundError, ValueError, TypeError):
-        ports = _pick()
+        pass
+    with socket.socket() as held:
+        held.bind(("", 0))
+        return _write(path, Ports(master=held.getsockname()[1]))
+
+
+def remember_rendezvous(path: Path, port: int) -> None:
+    ports = ports_of(path)
+    if ports.rendezvous != port:
+        _write(path, replace(ports, rendezvous=port))
+
+
+def _write(path: Path, ports: Ports) -> Ports:
     draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps({"master": ports.master, "rendezvous": ports.rendezvous}))
+    draft.write_text(json.dumps(asdict(ports)))
     os.replace(draft, path)
     return ports
-
-
-def _pick() -> Ports:
-    with ExitStack() as held:  # both at a time, or they might be the same
-        sockets = [held.enter_context(socket.socket()) for _ in range(2)]
-        for each in sockets:
-            each.bind((LOOPBACK, 0))
-        master, rendezvous = (each.getsockname()[1] for each in sockets)
-    return Ports(master=master, rendezvous=rendezvous)

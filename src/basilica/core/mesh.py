@@ -1,0 +1,141 @@
+"""The gate: which hosts of a run may begin to train, and over what. Pure.
+
+A host is ready when every other host of the run answers it and is answered by it. One that is not ready within the
+limit is let go all the same, as degraded: its traffic takes the relay. What converges later turns ready, and what
+falls apart later turns degraded.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+FAILING_KEPT = 16
+EVERYONE = "every other host"
+NO_ANSWER_YET = "no answer yet"
+
+
+class Gate(StrEnum):
+    WAITING = "waiting"
+    READY = "ready"
+    DEGRADED = "degraded"
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One host that got no answer from another. `target` is EVERYONE for a host that has told nothing yet."""
+
+    source: str
+    target: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.source} cannot reach {self.target}: {self.problem}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenMesh:
+    """The hosts of a run, and those ways between them that do not work, or not yet."""
+
+    hosts: tuple[str, ...]
+    failing: tuple[Pair, ...] = ()
+    limit_seconds: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """What a run's rendezvous tells its ranks: how many of them take part, and which hosts may go, by name."""
+
+    world: int
+    released: tuple[tuple[str, Gate], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenRendezvous:
+    """The rendezvous of a run, open. `says` is None if nothing was announced yet."""
+
+    endpoint: str
+    says: Announcement | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostGate:
+    host: str
+    gate: Gate = Gate.WAITING
+    failing_since: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MeshStatus:
+    """`failing` are the first few pairs without an answer, of `unanswered` in all."""
+
+    hosts: tuple[HostGate, ...] = ()
+    failing: tuple[Pair, ...] = ()
+    unanswered: int = 0
+
+    @property
+    def ready(self) -> bool:
+        return all(host.gate is Gate.READY for host in self.hosts)
+
+    @property
+    def degraded(self) -> bool:
+        return any(host.gate is Gate.DEGRADED for host in self.hosts)
+
+    @property
+    def released(self) -> tuple[tuple[str, Gate], ...]:
+        return tuple(sorted((host.host, host.gate) for host in self.hosts if host.gate is not Gate.WAITING))
+
+    @property
+    def transport(self) -> Literal["direct-mesh", "hub-relay", "mixed"]:
+        """How traffic goes, by the hosts that were let go."""
+        relayed = sum(gate is Gate.DEGRADED for _, gate in self.released)
+        if not relayed:
+            return "direct-mesh"
+        return "hub-relay" if relayed == len(self.hosts) else "mixed"
+
+    def problem(self) -> str:
+        """The pairs that do not answer, in a sentence; empty if all do."""
+        shown = "; ".join(map(str, self.failing[:3]))
+        more = self.unanswered - min(3, len(self.failing))
+        return f"{shown}; and {more} more" if more > 0 else shown
+
+
+def failing_pairs(hosts: tuple[str, ...], reports: Mapping[str, Mapping[str, str]]) -> tuple[Pair, ...]:
+    """What is wrong between the hosts, from what each tells of the others: a problem, or nothing if one answers."""
+    failing: list[Pair] = []
+    others = set(hosts)
+    for source in hosts:
+        report = reports.get(source)
+        if report is None:
+            if len(hosts) > 1:
+                failing.append(Pair(source, EVERYONE, NO_ANSWER_YET))
+            continue
+        wrong = {target: problem for target, problem in report.items() if problem and target in others}
+        wrong |= dict.fromkeys(others - report.keys(), NO_ANSWER_YET)
+        wrong.pop(source, None)
+        failing += [Pair(source, target, wrong[target]) for target in sorted(wrong)]
+    return tuple(failing)
+
+
+def turn(before: MeshStatus | None, seen: SeenMesh, now: float) -> tuple[MeshStatus, float | None]:
+    """The gate after one look, and when to look again."""
+    troubled = {host for pair in seen.failing for host in (pair.source, pair.target)}
+    if EVERYONE in troubled:
+        troubled.update(seen.hosts)
+    known = {host.host: host for host in before.hosts} if before is not None else {}
+    hosts = tuple(
+        _turn_host(known.get(name, HostGate(name)), name in troubled, seen.limit_seconds, now) for name in seen.hosts
+    )
+    limits = [
+        host.failing_since + seen.limit_seconds
+        for host in hosts
+        if host.failing_since is not None and host.gate is not Gate.DEGRADED
+    ]
+    return MeshStatus(hosts, seen.failing[:FAILING_KEPT], len(seen.failing)), min(limits, default=None)
+
+
+def _turn_host(host: HostGate, troubled: bool, limit: float, now: float) -> HostGate:
+    if not troubled:
+        return HostGate(host.host, Gate.READY)
+    since = now if host.failing_since is None else min(host.failing_since, now)
+    return HostGate(host.host, Gate.DEGRADED if now - since >= limit else host.gate, since)

@@ -1,0 +1,189 @@
+"""The first process of a rank in our images: `python -m basilica.entrypoint -- COMMAND [ARGUMENT...]`.
+
+It waits at the mesh gate and then stays as init: it starts the rank, forwards signals to it, reaps what the rank leaves
+behind, starts it again in place while there are restarts left, records each exit, and ends as the rank did (128+n for
+signal n). A rank that is process 1 itself would ignore SIGTERM, and could turn a crash into exit 0.
+
+    BASILICA_MAX_RESTARTS   how often the rank may start again after a failure (default 0)
+    BASILICA_MESH_TIMEOUT   seconds to wait at the gate at most (default 60)
+    BASILICA_EXIT_FILE      where the latest exits are kept, newest last, as JSON
+    BASILICA_HOST_ADDRESS   this host's address for training: it is then told which other hosts can be reached from it
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+from basilica import mesh
+from basilica.core import policy
+
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+ENDING = (signal.SIGTERM, signal.SIGINT)
+LISTENED_TO = {*FORWARDED, signal.SIGCHLD}
+CANNOT_EXECUTE, NOT_FOUND, BAD_USAGE = 126, 127, 2
+EXITS_KEPT = 8  # a container's termination message holds 4096 bytes
+ASK_WITHIN_S = 5.0
+PR_SET_CHILD_SUBREAPER = 36
+
+
+class Rank:
+    """The rank's process, in a group of its own."""
+
+    def __init__(self, command: list[str], environment: Mapping[str, str]) -> None:
+        self.started_at = time.time()
+        ignored = {number for number in LISTENED_TO if signal.getsignal(number) is signal.SIG_IGN}
+        self.pid = os.posix_spawnp(
+            command[0], command, environment, setpgroup=0, setsigmask=(), setsigdef=LISTENED_TO - ignored
+        )
+
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def reap(self) -> int | None:
+        """Bury whoever has died. The rank's exit code once it is among them, with all that it left behind ended."""
+        code: int | None = None
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    break
+                if pid == self.pid:
+                    code = os.waitstatus_to_exitcode(status)
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(self.pid, signal.SIGKILL)
+        return code
+
+
+class Init:
+    """Keeps one rank running."""
+
+    def __init__(self, command: list[str], max_restarts: int, exit_file: str | None) -> None:
+        self._command, self._max_restarts, self._exit_file = command, max_restarts, exit_file
+        self._exits: list[dict[str, Any]] = []
+        self._ending: int | None = None  # the signal that told us to end
+
+    def run(self) -> int:
+        """The exit code of the last attempt."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, LISTENED_TO)
+        restarts = 0
+        while True:
+            code = self._attempt()
+            if code == 0 or self._ending is not None or not policy.may_restart(restarts, self._max_restarts):
+                return code
+            restarts += 1
+            delay = policy.restart_delay(restarts)
+            _say(f"the rank starts again in {delay:g} s: restart {restarts} of {self._max_restarts}")
+            if self._pause(delay):
+                return code
+
+    def _attempt(self) -> int:
+        try:
+            rank = Rank(self._command, {**os.environ, **live_world(os.environ)})
+        except OSError as error:
+            _say(f"cannot execute {self._command[0]}: {error.strerror}")
+            missing = isinstance(error, FileNotFoundError)
+            self._max_restarts = 0  # it would not be there the next time either
+            return NOT_FOUND if missing else CANNOT_EXECUTE
+        while True:
+            number = signal.sigwait(LISTENED_TO)
+            if number == signal.SIGCHLD:
+                code = rank.reap()
+                if code is not None:
+                    return self._record(rank, code)
+            else:
+                self._ending = number if number in ENDING else self._ending
+                rank.signal(number)
+
+    def _pause(self, seconds: float) -> bool:
+        """Wait before a restart; True if we were told to end meanwhile."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            told = signal.sigtimedwait(LISTENED_TO, left)
+            if told is not None and told.si_signo in ENDING:
+                return True
+        return False
+
+    def _record(self, rank: Rank, code: int) -> int:
+        exit_code = code if code >= 0 else 128 - code
+        name = signal.Signals(-code).name if code < 0 else None
+        self._exits.append({
+            "exitCode": exit_code,
+            "signal": name,
+            "startedAt": rank.started_at,
+            "finishedAt": time.time(),
+        })  # fmt: skip
+        if self._exit_file:
+            with contextlib.suppress(OSError), open(self._exit_file, "w", encoding="utf-8") as file:
+                json.dump(self._exits[-EXITS_KEPT:], file)
+        return exit_code
+
+
+def live_world(environment: Mapping[str, str]) -> dict[str, str]:
+    """The size of the world as the rendezvous has it now: what we were started with may be old."""
+    endpoint = environment.get("BASILICA_RDZV_ENDPOINT")
+    if not endpoint:
+        return {}
+    try:
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with direct.open(f"http://{endpoint}/v2/keys/basilica/world", timeout=ASK_WITHIN_S) as answer:
+            size = int(json.loads(json.load(answer)["node"]["value"])["target"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return {"WORLD_SIZE": str(size), "BASILICA_WORLD_TARGET": str(size)}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    command = list(sys.argv[1:] if arguments is None else arguments)
+    if command[:1] == ["--"]:
+        command = command[1:]
+    if not command or command[0] in ("-h", "--help"):
+        print(__doc__, file=sys.stdout if command else sys.stderr)
+        return 0 if command else BAD_USAGE
+    signal.signal(signal.SIGTERM, _end_at_once)  # as process 1 we would ignore it
+    signal.signal(signal.SIGINT, _end_at_once)
+    _adopt_orphans()
+    _tell_of_other_hosts()
+    mesh.main(["--timeout", os.environ.get("BASILICA_MESH_TIMEOUT", "60")])
+    return Init(command, _number("BASILICA_MAX_RESTARTS"), os.environ.get("BASILICA_EXIT_FILE")).run()
+
+
+def _tell_of_other_hosts() -> None:
+    address = os.environ.get("BASILICA_HOST_ADDRESS")
+    if address and os.environ.get("NODE_NAME") and os.environ.get("BASILICA_RDZV_ENDPOINT"):
+        # It ends with the container, or with the run's rendezvous.
+        os.posix_spawn(sys.executable, [sys.executable, "-m", "basilica.reach", "--address", address], os.environ)
+
+
+def _end_at_once(number: int, _: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+def _adopt_orphans() -> None:
+    """What the rank leaves behind becomes our child, as it would if we were process 1."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _number(name: str) -> int:
+    try:
+        return max(0, int(os.environ.get(name, "0")))
+    except ValueError:
+        _say(f"{name} is no number: {os.environ[name]!r}; 0 is taken")
+        return 0
+
+
+def _say(text: str) -> None:
+    print(f"basilica: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

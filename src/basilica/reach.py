@@ -1,0 +1,222 @@
+"""Tells which of a run's other hosts this one reaches: `python -m basilica.reach --node NAME --address ADDRESS`.
+
+It runs on each host and listens on the address that training uses. Where, it writes to `/basilica/hosts/<node>` of the
+run's rendezvous; there it finds the others, keeps a connection to each and asks for a sign of life on it, often while
+something is wrong and seldom while all is well. What it found is in `/basilica/pairs/<node>`: a problem for each other
+host, empty if it answers, written again only when it changes. Standard library only.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from basilica.rendezvous.client import Answer, KeysClient
+from basilica.rendezvous.exchange import NoAnswer
+
+HOSTS = "/basilica/hosts"
+REPORTS = "/basilica/pairs"
+
+ANSWER_WITHIN_S = 3.0
+RETRY_S = 0.5
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 10.0
+RENDEZVOUS_GONE_S = 60.0
+LINE_MAX = 1 << 10
+
+
+class NotNeeded(Exception):
+    """The run is over, or another process speaks for this host now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    node: str
+    address: str
+    port: int
+
+
+class Reach:
+    """One host of one run."""
+
+    def __init__(self, node: str, address: str, endpoint: str) -> None:
+        self._node, self._address, self._endpoint = node, address, endpoint
+        self._found: dict[str, str] = {}
+        self._probes: dict[Peer, asyncio.Task[None]] = {}
+        self._news = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until the run is over."""
+        server = await asyncio.start_server(self._answer, self._address, 0, limit=LINE_MAX)
+        port = server.sockets[0].getsockname()[1]
+        ours = json.dumps({"address": self._address, "port": port})
+        reporter = asyncio.create_task(self._report())
+        try:
+            with contextlib.suppress(NotNeeded):
+                await self._follow_hosts(ours)
+        finally:
+            for task in (reporter, *self._probes.values()):
+                task.cancel()
+            await asyncio.gather(reporter, *self._probes.values(), return_exceptions=True)
+            server.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Say who we are, as often as we are asked."""
+        with contextlib.suppress(OSError, ValueError, asyncio.CancelledError):
+            while line := await reader.readline():
+                word = line.decode("ascii", "replace").strip()
+                writer.write(f"{word} {json.dumps(self._node)}\n".encode())
+                await writer.drain()
+        writer.close()
+
+    # ---- the others ------------------------------------------------------------------------------------------------
+
+    async def _follow_hosts(self, ours: str) -> None:
+        keys = KeysClient(self._endpoint)
+        loop = asyncio.get_running_loop()
+        gone_at = loop.time() + RENDEZVOUS_GONE_S
+        try:
+            while loop.time() < gone_at:
+                with contextlib.suppress(NoAnswer):
+                    await keys.put(f"{HOSTS}/{self._node}", ours)
+                    while True:
+                        found = await keys.get(HOSTS, recursive=True)
+                        self._meet(found, ours)
+                        gone_at = loop.time() + RENDEZVOUS_GONE_S
+                        await keys.wait(HOSTS, found.index + 1, recursive=True)
+                        gone_at = loop.time() + RENDEZVOUS_GONE_S
+                await asyncio.sleep(RETRY_S)
+        finally:
+            await keys.close()
+
+    def _meet(self, found: Answer, ours: str) -> None:
+        peers: dict[str, Peer] = {}
+        for key, value in found.leaves().items():
+            node = key.removeprefix(f"{HOSTS}/")
+            if node == self._node and value != ours:
+                raise NotNeeded
+            peer = _parse(node, value)
+            if peer is not None and node != self._node:
+                peers[node] = peer
+        for peer in [peer for peer in self._probes if peers.get(peer.node) != peer]:
+            self._probes.pop(peer).cancel()
+        for node in self._found.keys() - peers.keys():
+            del self._found[node]
+        for peer in peers.values():
+            if peer not in self._probes:
+                self._probes[peer] = asyncio.create_task(self._probe(peer))
+
+    async def _probe(self, peer: Peer) -> None:
+        """Ask it for a sign of life, again and again."""
+        connection = _Connection(peer)
+        pause = FIRST_PAUSE_S
+        try:
+            while True:
+                problem = await connection.ask()
+                if self._found.get(peer.node) != problem:
+                    self._found[peer.node] = problem
+                    self._news.set()
+                    pause = FIRST_PAUSE_S
+                await asyncio.sleep(RETRY_S if problem else pause)
+                pause = min(pause * 2, LONGEST_PAUSE_S)
+        finally:
+            connection.close()
+
+    async def _report(self) -> None:
+        keys = KeysClient(self._endpoint)
+        try:
+            while True:
+                await self._news.wait()
+                self._news.clear()
+                try:
+                    await keys.put(f"{REPORTS}/{self._node}", json.dumps(self._found, sort_keys=True))
+                except NoAnswer:
+                    self._news.set()
+                    await asyncio.sleep(RETRY_S)
+        finally:
+            await keys.close()
+
+
+class _Connection:
+    """To one peer, kept from one question to the next."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def ask(self) -> str:
+        """The problem with this peer in words that stay the same while it stays the same; empty if there is none."""
+        kept = self._streams is not None
+        problem = await self._ask()
+        if problem and kept:  # the connection may have been cut and the way be open again
+            problem = await self._ask()
+        return problem
+
+    async def _ask(self) -> str:
+        problem = ""
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN_S):
+                if self._streams is None:
+                    self._streams = await asyncio.open_connection(self._peer.address, self._peer.port, limit=LINE_MAX)
+                reader, writer = self._streams
+                word = secrets.token_hex(8)
+                writer.write(f"{word}\n".encode())
+                answer = await reader.readline()
+                if not answer:
+                    problem = "the connection was closed"
+                elif answer != f"{word} {json.dumps(self._peer.node)}\n".encode():
+                    problem = f"something else answers at {self._peer.address}"
+        except TimeoutError:
+            problem = f"no answer from {self._peer.address} within {ANSWER_WITHIN_S:g} s"
+        except OSError as error:
+            problem = os.strerror(error.errno).lower() if error.errno else str(error)
+        except ValueError:
+            problem = f"something else answers at {self._peer.address}"
+        if problem:
+            self.close()
+        return problem
+
+    def close(self) -> None:
+        if self._streams is not None:
+            self._streams[1].close()
+            self._streams = None
+
+
+def _parse(node: str, value: str) -> Peer | None:
+    try:
+        about = json.loads(value)
+        return Peer(node, str(about["address"]), int(about["port"]))
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def main(argv: list[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
+    parser = argparse.ArgumentParser(prog="python -m basilica.reach", description=(__doc__ or "").partition(":")[0])
+    parser.add_argument("--node", default=environment.get("NODE_NAME"), help="this host's name (default: NODE_NAME)")
+    parser.add_argument("--address", required=True, help="this host's address for training")
+    parser.add_argument(
+        "--endpoint",
+        default=environment.get("BASILICA_RDZV_ENDPOINT"),
+        help="host:port of the rendezvous (default: BASILICA_RDZV_ENDPOINT)",
+    )
+    args = parser.parse_args(argv)
+    if not args.node or not args.endpoint:
+        print("reach: needs --node and --endpoint, or NODE_NAME and BASILICA_RDZV_ENDPOINT", file=sys.stderr)
+        return 2
+    try:
+        asyncio.run(Reach(args.node, args.address, args.endpoint).run())
+    except OSError as error:
+        print(f"reach: cannot listen on {args.address}: {error.strerror or error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,153 @@
+"""Drives torchelastic in one run's keyspace: looks, writes what `elastic` decides, and waits for the next change.
+
+One kept connection, on which a run at rest has one long poll open: keep-alives that are refreshed wake nobody. Nothing
+is remembered that matters: whoever starts anew looks at the keys and goes on. Several drivers of one run do no harm,
+since every write is a compare-and-swap.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+from basilica.rendezvous.client import Answer, KeysClient
+from basilica.rendezvous.elastic import (
+    LookAgain,
+    Open,
+    Round,
+    Step,
+    Swap,
+    UnknownShape,
+    decide,
+    first_value,
+    parse_round,
+    parse_target,
+)
+from basilica.rendezvous.exchange import NoAnswer
+
+log = logging.getLogger(__name__)
+
+WORLD: Final = "/basilica/world"  # {"target": N}, written by the control plane
+AGAIN_FIRST_S, AGAIN_MAX_S = 0.05, 2.0
+KEY_NOT_FOUND, COMPARE_FAILED, WATCHER_CLEARED, EVENT_INDEX_CLEARED = 100, 101, 400, 401
+
+
+class Driver:
+    """The driver of the run `run_id`, whose keyspace is at `endpoint` (host:port).
+
+    The number of agents wanted is read from the keyspace, at `WORLD`; without it nothing is done.
+    """
+
+    def __init__(self, endpoint: str, run_id: str) -> None:
+        self._run_id = run_id
+        self._rounds = f"/torchelastic/p2p/run_{run_id}/rdzv"
+        self._active = f"{self._rounds}/active_version"
+        self._client = KeysClient(endpoint)
+        self._waiting: tuple[str, float] = ("", 0.0)  # a version that somebody waits for the end of, and since when
+        self._complained = False
+
+    async def run(self) -> None:
+        """Until cancelled. A rendezvous that does not answer is asked again, ever more seldom."""
+        loop, pause = asyncio.get_running_loop(), AGAIN_FIRST_S
+        try:
+            while True:
+                began = loop.time()
+                try:
+                    await self._change_after(await self._settle())
+                    continue
+                except NoAnswer as problem:
+                    log.debug("run %s: %s", self._run_id, problem)
+                except Exception:  # nobody waits for this task: it must not end by a defect, unnoticed
+                    log.exception("run %s: the rendezvous is not driven", self._run_id)
+                pause = AGAIN_FIRST_S if loop.time() - began > AGAIN_MAX_S else min(pause * 2, AGAIN_MAX_S)
+                await asyncio.sleep(pause)
+        finally:
+            await self._client.close()
+
+    async def _settle(self) -> int:
+        """Write until there is nothing to write; the index of the state that this is true of."""
+        while True:
+            world = _checked(await self._client.get(WORLD), KEY_NOT_FOUND)
+            active = _checked(await self._client.get(self._active), KEY_NOT_FOUND)
+            try:
+                target = parse_target(_value(world)) if world.ok else 0
+                found = parse_round(_value(active)) if active.ok else None
+            except UnknownShape as problem:
+                self._complain(problem)
+                return world.index
+            match self._step(found, target):
+                case None:
+                    return world.index
+                case LookAgain(seconds):
+                    await asyncio.sleep(seconds)
+                case Swap(value, ttl):
+                    await self._swap(self._active, active, value, ttl)
+                case Open():
+                    await self._open(active, target)
+
+    def _step(self, found: Round | None, target: int) -> Step:
+        if found is None:
+            return None
+        now = asyncio.get_running_loop().time()
+        if found.waiting == 0 and not found.nudged:
+            self._waiting = ("", 0.0)
+        elif self._waiting[0] != found.fields["version"]:
+            self._waiting = (found.fields["version"], now)
+        return decide(found, target, now - self._waiting[1])
+
+    async def _open(self, active: Answer, target: int) -> None:
+        """A version that is taken and then not used is a gap in the numbers, which torch does not mind."""
+        counter_key = f"{self._rounds}/version_counter"
+        counter = _checked(await self._client.get(counter_key), KEY_NOT_FOUND)
+        if not (counter.ok and _value(counter).isascii() and _value(counter).isdigit()):
+            raise NoAnswer(f"{counter_key} is {_value(counter)!r}")
+        version = int(_value(counter)) + 1
+        if await self._swap(counter_key, counter, str(version)):
+            await self._swap(self._active, active, first_value(version, target))
+
+    async def _swap(self, key: str, found: Answer, value: str, ttl: int | None = None) -> bool:
+        """False if somebody else was quicker: then there is something new to look at."""
+        index = _index(found.node)
+        answer = await self._client.put(key, value, ttl=ttl, prev_index=index)
+        return _checked(answer, COMPARE_FAILED, KEY_NOT_FOUND).ok
+
+    async def _change_after(self, index: int) -> None:
+        """Return once something that counts has changed, or if that cannot be told any more."""
+        while True:
+            event = await self._client.wait("/", index + 1, recursive=True)
+            if not _checked(event, WATCHER_CLEARED, EVENT_INDEX_CLEARED).ok:
+                return
+            if _index(event.node) <= index:
+                raise NoAnswer("a change from before the one that was asked for")
+            key, index = event.node.get("key"), _index(event.node)
+            # The removal of a directory is told by its own name.
+            if isinstance(key, str) and any(f"{ours}/".startswith(f"{key}/") for ours in (WORLD, self._active)):
+                return
+
+    def _complain(self, problem: UnknownShape) -> None:
+        if not self._complained:
+            self._complained = True
+            log.warning(
+                "run %s: torch's rendezvous is left alone, since its state or the target %s", self._run_id, problem
+            )
+
+
+def _checked(answer: Answer, *expected: int) -> Answer:
+    """The answer, unless it is a refusal that nobody counts on: then asking again at once is of no use."""
+    if not answer.ok and answer.body.get("errorCode") not in expected:
+        raise NoAnswer(f"etcd answers {answer.status}: {answer.body}")
+    if answer.index == 0 or (answer.ok and not answer.node):
+        raise NoAnswer("what answers is no etcd")
+    return answer
+
+
+def _value(answer: Answer) -> str:
+    value = answer.node.get("value")
+    return value if isinstance(value, str) else ""
+
+
+def _index(node: Mapping[str, Any]) -> int:
+    index = node.get("modifiedIndex")
+    if not isinstance(index, int) or index < 1:
+        raise NoAnswer(f"a key without an index: {node}")
+    return index

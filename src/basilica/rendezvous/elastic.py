@@ -1,0 +1,197 @@
+"""How torchelastic's rendezvous is driven: from its state as found and the number of agents wanted to the next write.
+
+Pure. torchrun with `--rdzv-backend=etcd` keeps one JSON value, `active_version`, that its agents change by
+compare-and-swap:
+
+    (absent) -> setup -> joinable -> frozen -> final -> closed
+                  agents join     confirm    train     an agent that ended shut it
+
+They wait out a last call in `joinable` and keep-alives in `final`, because they do not know how many of them will come.
+We do. So we freeze a round once all have joined, tell agents of a round that is too large to meet again, open the next
+round once all wait for it, and open again what was shut while the run goes on. What agents do at once by
+themselves stays with them: they make the first round, fill the last seat of a full one, and destroy a round
+whose members are gone.
+
+The shape of the JSON is torch's private matter. Whatever does not look exactly as expected is left alone, and agents go
+on as they would without us.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+FROZEN_TTL_S = 10  # as torch does: a round that nobody confirms dissolves
+NOTICE_S = 0.5  # agents look every monitor interval, 0.1 s by default; this is ample for the last of them
+
+# Agents rewrite the whole object and keep what they do not know, so what is ours lives in it and outlives us.
+OURS = "basilica"
+
+
+class Status(StrEnum):
+    """Where a round stands."""
+
+    SETUP = "setup"
+    JOINABLE = "joinable"
+    FROZEN = "frozen"
+    FINAL = "final"
+    CLOSED = "closed"
+
+
+_JOINABLE = frozenset({"status", "version", "participants"})
+_FROZEN = _JOINABLE | {"keep_alives"}
+_FINAL = _FROZEN | {"num_workers_waiting"}
+_SHAPES: Mapping[Status, tuple[frozenset[str], ...]] = {
+    Status.SETUP: (frozenset({"status"}),),
+    Status.JOINABLE: (_JOINABLE,),
+    Status.FROZEN: (_FROZEN,),
+    Status.FINAL: (_FINAL,),
+    Status.CLOSED: (frozenset({"status"}), _JOINABLE, _FROZEN, _FINAL),  # what it was, under another name
+}
+
+
+class UnknownShape(ValueError):
+    """The value is not what the torch versions we know write."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One value of `active_version`.
+
+    `waiting` counts the agents that said they wait for the next round. `nudged`: torch's own count has one
+    more, which we put there to make the agents meet again. `formed_for` is the target that we opened this round
+    for, None where agents opened it.
+    """
+
+    fields: Mapping[str, Any]
+    status: Status
+    participants: int = 0
+    waiting: int = 0
+    nudged: bool = False
+    formed_for: int | None = None
+
+    @property
+    def was_final(self) -> bool:
+        return "num_workers_waiting" in self.fields
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """Replace the value that was found; `ttl` in seconds, None for a value that stays."""
+
+    value: str
+    ttl: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Replace the value that was found by `first_value` of a fresh version."""
+
+
+@dataclass(frozen=True, slots=True)
+class LookAgain:
+    """Nothing to write before `seconds` have passed, whether or not something happens."""
+
+    seconds: float
+
+
+Step = Swap | Open | LookAgain | None
+
+
+def parse_round(text: str) -> Round:
+    """`UnknownShape` for anything that torch 2.13 would not have written."""
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError):
+        raise UnknownShape("is no JSON") from None
+    if not isinstance(fields, dict):
+        raise UnknownShape("is no JSON object")
+    status = fields.get("status")
+    if status not in tuple(Status):
+        raise UnknownShape(f"has the status {status!r}")
+    status = Status(status)
+    if fields.keys() - {OURS} not in _SHAPES[status]:
+        raise UnknownShape(f"is {status} and has the fields {sorted(fields)}")
+    ours = _ours(fields.get(OURS, {}))
+    version, seats = fields.get("version", "0"), fields.get("participants", [])
+    if not (isinstance(version, str) and version.isascii() and version.isdigit()):
+        raise UnknownShape(f"has the version {version!r}")
+    if seats != list(range(len(seats) if isinstance(seats, list) else 0)):
+        raise UnknownShape("has participants that are not numbered in the order of their coming")
+    keep_alives, waiting = fields.get("keep_alives", []), fields.get("num_workers_waiting", 0)
+    if not isinstance(keep_alives, list) or len(keep_alives) > len(seats):
+        raise UnknownShape("has more keep-alives than participants")
+    nudged = ours.get("nudged", 0)
+    if not _is_count(waiting) or waiting < nudged:
+        raise UnknownShape(f"has {waiting!r} workers waiting")
+    return Round(fields, status, len(seats), waiting - nudged, bool(nudged), ours.get("target"))
+
+
+def decide(found: Round, target: int, waiting_since: float) -> Step:
+    """The next step towards a round of `target` agents.
+
+    `waiting_since`: for how many seconds, as far as we know, agents have been able to see that somebody waits.
+    """
+    if target < 1:
+        return None
+    match found.status:
+        case Status.JOINABLE if found.participants >= target:
+            return Swap(_changed(found, status=Status.FROZEN, keep_alives=[]), FROZEN_TTL_S)
+        case Status.CLOSED:
+            # A round that trained may be training still: its members must be able to see who waits.
+            return Swap(_changed(found, status=Status.FINAL)) if found.was_final else Open()
+        case Status.FINAL:
+            return _decide_final(found, target, waiting_since)
+        case _:
+            return None
+
+
+def _decide_final(found: Round, target: int, waiting_since: float) -> Step:
+    if found.waiting >= max(target, found.participants):
+        return Open()
+    if found.waiting >= target:
+        # Fewer than there were. An agent that has not looked yet would never learn of a next round once this one is
+        # gone, and surplus agents may have been quicker than it.
+        return Open() if waiting_since >= NOTICE_S else LookAgain(NOTICE_S - waiting_since)
+    too_large = found.participants > target and found.formed_for != target  # else surplus agents came back: no use
+    if too_large and not found.nudged and found.waiting == 0:
+        torchs_count = found.fields["num_workers_waiting"] + 1
+        return Swap(_changed(found, num_workers_waiting=torchs_count, ours={"nudged": 1}))
+    return None
+
+
+def first_value(version: int, target: int) -> str:
+    """A fresh round that agents can join."""
+    fields = {"status": Status.JOINABLE, "version": str(version), "participants": [], OURS: {"target": target}}
+    return json.dumps(fields)
+
+
+def _changed(found: Round, ours: Mapping[str, int] | None = None, **changes: object) -> str:
+    fields = {**found.fields, **changes}
+    if ours is not None:
+        fields[OURS] = {**found.fields.get(OURS, {}), **ours}
+    return json.dumps(fields)
+
+
+def _ours(value: object) -> dict[str, int]:
+    if not isinstance(value, dict) or not value.keys() <= {"nudged", "target"}:
+        raise UnknownShape(f"has {value!r} as {OURS!r}")
+    if not all(_is_count(number) for number in value.values()) or value.get("nudged", 0) > 1:
+        raise UnknownShape(f"has {value!r} as {OURS!r}")
+    return value
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def parse_target(text: str) -> int:
+    """The number of agents that the control plane wants; `UnknownShape` if it is not said."""
+    try:
+        target = json.loads(text)["target"]
+    except (ValueError, RecursionError, KeyError, TypeError, IndexError):
+        raise UnknownShape(f"says no target: {text[:200]!r}") from None
+    if not _is_count(target):
+        raise UnknownShape(f"says the target {target!r}")
+    return int(target)

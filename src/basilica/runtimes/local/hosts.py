@@ -1,0 +1,93 @@
+"""The hosts that ranks run on: this machine, or several network namespaces of it that stand for machines."""
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from basilica.core.mesh import SeenMesh
+from basilica.rendezvous.pairs import PairReports
+
+LOOPBACK = "127.0.0.1"
+MESH_LIMIT_S = 30.0  # below the minute for which ranks wait at the gate, so that they hear of it
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """`enter` is what stands before a command so that it runs there. `address`: how the other hosts reach it."""
+
+    name: str
+    address: str = LOOPBACK
+    enter: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Watched:
+    reports: PairReports
+    task: asyncio.Task[None]
+    agents: dict[Host, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+
+class Hosts:
+    """Rank r runs on host r modulo their number. Several hosts are watched for whether they reach each other."""
+
+    def __init__(self, hosts: Sequence[Host], *, python: str, limit_seconds: float = MESH_LIMIT_S) -> None:
+        self._hosts, self._python, self._limit = tuple(hosts), python, limit_seconds
+        self._watched: dict[str, _Watched] = {}
+
+    def of_rank(self, rank: int) -> Host:
+        return self._hosts[rank % len(self._hosts)]
+
+    def _of_world(self, size: int) -> tuple[Host, ...]:
+        return self._hosts[:size]
+
+    def mesh(self, instance: str, size: int) -> SeenMesh:
+        """What is known of the network between the hosts of a run of that size."""
+        names = tuple(host.name for host in self._of_world(size))
+        watched = self._watched.get(instance)
+        reports = watched.reports if watched is not None else PairReports("", lambda: None)
+        return SeenMesh(hosts=names, failing=reports.failing(names), limit_seconds=self._limit)
+
+    def watch(self, instance: str, size: int, endpoint: str, wake: Callable[[str], None]) -> None:
+        """Have each host of the run tell which others it reaches. One host has nothing to tell."""
+        hosts = self._of_world(size)
+        if len(hosts) == 1:
+            return
+        watched = self._watched.get(instance)
+        if watched is None:
+            reports = PairReports(endpoint, lambda: wake(instance))
+            task = asyncio.create_task(reports.run(), name=f"pairs-{instance}")
+            watched = self._watched[instance] = _Watched(reports, task)
+        for host in hosts:
+            if host not in watched.agents or watched.agents[host].poll() is not None:
+                watched.agents[host] = self._start_agent(host, endpoint)
+
+    def _start_agent(self, host: Host, endpoint: str) -> subprocess.Popen[bytes]:
+        """It takes over from one that an earlier server left, and ends with the run's rendezvous."""
+        command = [*host.enter, self._python, "-P", "-m", "basilica.reach", "--node", host.name]
+        return subprocess.Popen(
+            [*command, "--address", host.address, "--endpoint", endpoint],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={name: value for name, value in os.environ.items() if name in ("PATH", "LD_LIBRARY_PATH")},
+            start_new_session=True,
+        )
+
+    async def forget(self, instance: str) -> None:
+        """The run is over, or this server is."""
+        watched = self._watched.pop(instance, None)
+        if watched is None:
+            return
+        watched.task.cancel()
+        await asyncio.gather(watched.task, return_exceptions=True)
+        for agent in watched.agents.values():
+            with suppress(ProcessLookupError):
+                agent.kill()
+            await asyncio.to_thread(agent.wait)
+
+    async def close(self) -> None:
+        for instance in tuple(self._watched):
+            await self.forget(instance)

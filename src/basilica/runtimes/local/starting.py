@@ -1,0 +1,103 @@
+"""What supervisors are asked to start: the ranks of a run, with their environment, command line and limits."""
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from basilica.core.actions import Launch
+from basilica.ports import Run
+from basilica.runtimes.local.cgroups import Cgroups, RankCgroups, for_rank
+from basilica.runtimes.local.environment import command_line, common_environment, own_command_line, rank_environment
+from basilica.runtimes.local.gpus import GpuInventory
+from basilica.runtimes.local.hosts import Hosts
+from basilica.runtimes.local.layout import Key, Layout
+from basilica.runtimes.local.ports import ports_of
+from basilica.runtimes.local.reports import Reports
+from basilica.runtimes.local.task import RankTask, StartRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Starting:
+    """`mark` tells the control groups of this server from those of others. `directory`: where ranks run by default."""
+
+    layout: Layout
+    hosts: Hosts
+    reports: Reports
+    inventory: GpuInventory
+    cgroups: Cgroups
+    mark: str
+    rendezvous_address: str
+    log_limit: int
+    directory: str
+
+    def request(self, run: Run, granted: Mapping[Launch, tuple[str, ...]]) -> StartRequest:
+        """Start these, each with the GPUs that it was given."""
+        self.layout.checkpoints(run.instance).mkdir(mode=0o700, exist_ok=True)
+        self.layout.results(run.instance).mkdir(mode=0o700, exist_ok=True)
+        environment = self._common(run)
+        return StartRequest(
+            argv=command_line(run.spec),
+            env=environment,
+            cwd=self.workdir(run),
+            grace=run.spec.grace_seconds,
+            memory_limit=run.spec.resources.memory_bytes,
+            log_limit=self.log_limit,
+            wake=str(self.layout.wake),
+            ranks=[self._task(run, launch, uuids, environment) for launch, uuids in granted.items()],
+        )
+
+    def environment(self, run: Run, launch: Launch, uuids: tuple[str, ...]) -> dict[str, str]:
+        """All that this attempt finds."""
+        return self._common(run) | self._own(run, launch, uuids)
+
+    def workdir(self, run: Run) -> str:
+        if run.spec.archive is None:
+            return run.spec.workdir or self.directory
+        return str(self.layout.workdir(run.instance) / (run.spec.workdir or ""))
+
+    def groups(self, name: str, *, memory_bytes: int | None, cpu: float | None) -> RankCgroups:
+        return for_rank(self.cgroups, f"basilica-{self.mark}-{name}", memory_bytes=memory_bytes, cpu=cpu)
+
+    def _common(self, run: Run) -> dict[str, str]:
+        ports = ports_of(self.layout.ports(run.instance))
+        return common_environment(
+            run,
+            master=(self.hosts.of_rank(0).address, ports.master),
+            rendezvous=f"{self.rendezvous_address}:{ports.rendezvous}",
+            server=os.environ,
+            checkpoints=str(self.layout.checkpoints(run.instance)),
+        )
+
+    def _own(self, run: Run, launch: Launch, uuids: tuple[str, ...]) -> dict[str, str]:
+        key = Key(run.instance, launch.rank, launch.attempt)
+        visible = self.inventory.visible(uuids) if self.inventory.gpus else None
+        node = self.hosts.of_rank(launch.rank).name
+        own = rank_environment(launch, node, visible, self.layout.result(run.instance, launch.rank))
+        return own | {"TORCHELASTIC_ERROR_FILE": self.layout.error(key)} | self.reports.environment(key)
+
+    def _task(self, run: Run, launch: Launch, uuids: tuple[str, ...], common: Mapping[str, str]) -> RankTask:
+        own = self._own(run, launch, uuids)
+        with suppress(OSError):
+            os.unlink(own["BASILICA_RESULT_FILE"])  # of an earlier attempt
+        resources = run.spec.resources
+        name = f"{run.instance}-{launch.rank}-{launch.attempt}"
+        groups = self.groups(name, memory_bytes=resources.memory_bytes, cpu=resources.cpu)
+        return RankTask(
+            instance=run.instance,
+            rank=launch.rank,
+            attempt=launch.attempt,
+            directory=str(self.layout.rank(run.instance, launch.rank)),
+            argv=self._own_command_line(run, launch, {**common, **own}),
+            env=own,
+            gpus=list(uuids),
+            cgroups=list(groups.tasks),
+            memory_events=groups.memory_events,
+            kill_file=groups.kill_file,
+            freezer=groups.freezer,
+        )
+
+    def _own_command_line(self, run: Run, launch: Launch, environment: Mapping[str, str]) -> list[str] | None:
+        """None if it is the same for all ranks."""
+        argv, enter = own_command_line(run.spec, environment), self.hosts.of_rank(launch.rank).enter
+        return [*enter, *(argv or command_line(run.spec))] if enter else argv

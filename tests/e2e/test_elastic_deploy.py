@@ -1,0 +1,135 @@
+"""A deployed function under torchrun: from `scale()` to the workers of the new world, and the exception of one."""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import basilica
+from tests.support.agents import PATIENCE, Ledger
+from tests.support.server import serving
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+OPTIONS: dict[str, Any] = {
+    "gpu_count": 0,
+    "env": {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"},
+    "grace_seconds": 30,
+    "delete_on_exit": True,
+}
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[basilica.BasilicaClient]:
+    with serving(tmp_path / "state") as server, basilica.BasilicaClient(server.url, server.key) as made:
+        yield made
+
+
+def train(folder: str) -> int:
+    import os
+    import time
+
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    restarts = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    with open(f"{folder}/steps", "a", buffering=1) as ledger:
+        while True:
+            numbers = torch.tensor([rank + 1.0, float(os.path.exists(f"{folder}/stop"))])
+            try:
+                dist.all_reduce(numbers)
+            except RuntimeError:  # a peer left, and we are about to be told
+                time.sleep(2)
+                raise
+            name = os.environ["BASILICA_RANK"]
+            ledger.write(f"{time.time()} {world} {rank} {numbers[0].item():g} {restarts} {name}\n")
+            if numbers[1].item():
+                break
+            time.sleep(0.05)
+    dist.destroy_process_group()
+    return world
+
+
+def test_a_function_trains_on_while_its_world_is_scaled(client: basilica.BasilicaClient, tmp_path: Path) -> None:
+    steps = Ledger(tmp_path / "run")
+    world = basilica.WorldSize(2, 2, 4)
+    training = client.deploy_distributed(
+        None, source=train, source_args=[str(steps.folder)], world_size=world, launcher="torchrun", **OPTIONS
+    )
+    with training:
+        steps.first_step(2, 0)
+        for size in (4, 3):
+            began = time.time()
+            training.scale(target=size)
+            steps.first_step(size, began)
+        (steps.folder / "stop").touch()
+        assert training.join(PATIENCE).ready == 3
+        assert {rank: value for rank, value in training.results().items() if rank < 3} == {0: 3, 1: 3, 2: 3}
+        assert {step.restarts for step in steps.steps()} == {0}, training.logs()
+        assert [step for step in steps.steps() if step.sum != step.world * (step.world + 1) / 2] == []
+
+
+def test_training_outlives_its_rendezvous(client: basilica.BasilicaClient, tmp_path: Path) -> None:
+    """It is killed and started anew under the agents, which would not stand that by themselves."""
+    steps = Ledger(tmp_path / "run")
+    world = basilica.WorldSize(2, 2, 3)
+    training = client.deploy_distributed(
+        None, source=train, source_args=[str(steps.folder)], world_size=world, launcher="torchrun", **OPTIONS
+    )
+    with training:
+        steps.first_step(2, 0)
+        for _ in range(3):
+            _replace_rendezvous(tmp_path / "state", steps)
+        began = time.time()
+        training.scale(target=3)
+        steps.first_step(3, began)
+        (steps.folder / "stop").touch()
+        assert training.join(PATIENCE).ready == 3
+        assert [rank.restarts for rank in training.ranks] == [0, 0, 0]
+        assert {step.restarts for step in steps.steps()} == {0}, training.logs()
+
+
+def _replace_rendezvous(state: Path, steps: Ledger) -> None:
+    (pid,) = _rendezvous_of(state)
+    os.kill(pid, signal.SIGKILL)
+    steps.until(lambda: _rendezvous_of(state) not in ([], [pid]), "new rendezvous")
+
+
+def _rendezvous_of(state: Path) -> list[int]:
+    """The service that keeps its keys below that directory."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            with contextlib.suppress(OSError):
+                words = (process / "cmdline").read_bytes().split(b"\0")
+                if b"basilica.rendezvous" in words and any(w.startswith(bytes(state)) for w in words):
+                    found.append(int(process.name))
+    return found
+
+
+def fails() -> None:
+    import os
+
+    if os.environ["RANK"] == "1":
+        raise OverflowError("rank 1 has had enough")
+
+
+def test_the_exception_of_the_worker_that_raised_is_told(client: basilica.BasilicaClient) -> None:
+    world = basilica.WorldSize(2, 2, 2)
+    training = client.deploy_distributed(
+        None, source=fails, world_size=world, launcher="torchrun --max-restarts=0", **OPTIONS
+    )
+    with training:
+        with pytest.raises(basilica.BelowMinimumWorld, match="OverflowError: rank 1 has had enough"):
+            training.join(PATIENCE)
+        assert training.culprit is not None
+        assert training.culprit.traceback.endswith("\nOverflowError: rank 1 has had enough")
+        assert "in fails" in training.culprit.traceback

@@ -1,0 +1,168 @@
+"""Unmodified torchrun agents that are driven through resizes and losses, on our rendezvous and on real etcd.
+
+Training never stops for good, every all-reduce gives the sum for the world that it was taken in, and the agents take
+the same ways whatever serves their keys. What waits here waits for conditions; how long things take is in
+`benchmarks/elastic.py`.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.rendezvous.harness import free_port, real_etcd, service_process
+from tests.support.agents import PATIENCE, Fleet, driven
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+# Long enough that a test which had to wait for it would fail: what is driven never does.
+NEVER = ["--rdzv-conf=timeout=600,last_call_timeout=500"]
+
+
+@contextmanager
+def rendezvous(kind: str, folder: Path) -> Iterator[str]:
+    if kind == "etcd":
+        with real_etcd(folder / "etcd") as (host, port):
+            yield f"{host}:{port}"
+    else:
+        port = free_port()
+        with service_process(folder / "ours", "--port", str(port)):
+            yield f"127.0.0.1:{port}"
+
+
+@pytest.fixture(params=["ours", "etcd"])
+def endpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    with rendezvous(request.param, tmp_path) as found:
+        yield found
+
+
+def assert_sums_are_right(run: Fleet) -> None:
+    wrong = [step for step in run.steps() if step.sum != step.world * (step.world + 1) / 2]
+    assert wrong == []
+
+
+def restarts(run: Fleet, since: float) -> set[int]:
+    return {step.restarts for step in run.steps() if step.time > since}
+
+
+def test_a_world_of_2_to_4_starts_grows_shrinks_loses_an_agent_and_ends(endpoint: str, tmp_path: Path) -> None:
+    with (
+        Fleet(endpoint, "story", tmp_path / "run", nodes=(2, 4), options=NEVER, linger=2) as run,
+        driven(endpoint, "story"),
+    ):
+        run.want(2)
+        began = time.time()
+        first, second = run.start(2)
+        run.first_step(2, began)
+
+        run.want(4)
+        began = time.time()
+        third, fourth = run.start(2)
+        run.first_step(4, began)
+        assert restarts(run, began) == {0}
+
+        run.want(3)
+        began = time.time()
+        fourth.terminate()
+        run.first_step(3, began)
+        assert restarts(run, began) == {0}  # nobody's workers failed: all were told
+        assert fourth.process.wait(PATIENCE) != 0
+
+        third.kill()
+        began = time.time()
+        (again,) = run.start()
+        run.first_step(3, began)
+
+        assert run.finish([first, second, again]) == [0, 0, 0]
+        assert_sums_are_right(run)
+
+
+def test_late_joiners_are_taken_in_one_after_the_other_and_not_waited_for(endpoint: str, tmp_path: Path) -> None:
+    with (
+        Fleet(endpoint, "late", tmp_path / "run", nodes=(1, 3), options=NEVER, linger=2) as run,
+        driven(endpoint, "late"),
+    ):
+        agents = []
+        for world in (1, 2, 3):
+            run.want(world)
+            began = time.time()
+            agents += run.start()
+            run.first_step(world, began)
+        assert restarts(run, 0) == {0}
+        assert run.finish(agents) == [0, 0, 0]
+        assert_sums_are_right(run)
+
+
+FAILS_FOR_GOOD = """
+import os, sys, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+folder, rank, world = sys.argv[1], dist.get_rank(), dist.get_world_size()
+numbers = torch.tensor([rank + 1.0])
+with open(f"{folder}/steps", "a", buffering=1) as ledger:
+    while not os.path.exists(f"{folder}/stop"):
+        dist.all_reduce(numbers := torch.tensor([rank + 1.0]))
+        ledger.write(f"{time.time()} {world} {rank} {numbers[0].item():g} "
+                     f"{os.environ['TORCHELASTIC_RESTART_COUNT']} {os.environ['AGENT']}\\n")
+        time.sleep(0.05)
+        if os.path.exists(f"{folder}/fail-{os.environ['AGENT']}"):
+            raise SystemExit(3)
+os._exit(0)
+"""
+
+
+def test_an_agent_that_gave_up_shuts_out_neither_its_successor_nor_a_late_joiner(endpoint: str, tmp_path: Path) -> None:
+    """torchrun closes the rendezvous for good when an agent fails: here the run goes on."""
+    options = [*NEVER, "--max-restarts=0"]
+    folder = tmp_path / "run"
+    with (
+        Fleet(endpoint, "shut", folder, nodes=(2, 3), options=options, script=FAILS_FOR_GOOD) as run,
+        driven(endpoint, "shut"),
+    ):
+        run.want(2)
+        began = time.time()
+        agents = run.start(2)
+        run.first_step(2, began)
+        (folder / "fail-0").touch()
+        assert agents[0].process.wait(PATIENCE) == 1
+        agents[1].process.wait(PATIENCE)  # without restarts the loss of its peer ends it too, and it closes as well
+
+        began = time.time()
+        again = run.start(2)
+        run.first_step(2, began)
+        run.want(3)
+        began = time.time()
+        run.start(1)
+        run.first_step(3, began)
+        assert not any("RendezvousClosedError" in agent.said() for agent in [*again, *run.agents[-1:]])
+        assert_sums_are_right(run)
+
+
+def test_without_a_driver_the_plain_way_still_works(tmp_path: Path) -> None:
+    with rendezvous("ours", tmp_path) as endpoint:
+        options = ["--rdzv-conf=timeout=60,last_call_timeout=2"]
+        with Fleet(endpoint, "plain", tmp_path / "run", nodes=(1, 2), options=options) as run:
+            began = time.time()
+            agents = run.start()
+            run.first_step(1, began)
+            assert run.finish(agents) == [0]
+
+
+def test_a_resize_while_nobody_drives_is_made_up_for_by_the_next_driver(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with rendezvous("ours", tmp_path) as endpoint, Fleet(endpoint, "gap", folder, nodes=(1, 3), options=NEVER) as run:
+        run.want(3)
+        began = time.time()
+        agents = run.start(3)
+        with driven(endpoint, "gap"):
+            run.first_step(3, began)
+        run.want(2)
+        began = time.time()
+        agents[2].terminate()
+        assert agents[2].process.wait(PATIENCE) != 0
+        with driven(endpoint, "gap"):
+            run.first_step(2, began)
+            assert run.finish(agents[:2]) == [0, 0]
+        assert_sums_are_right(run)

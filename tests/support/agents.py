@@ -1,0 +1,212 @@
+"""Real torchrun agents of one run, started and stopped as the control plane would, and what their workers did.
+
+Each worker adds a line to a ledger for every step that it took, with the sum that the all-reduce gave it.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from basilica.rendezvous.driver import Driver
+
+PATIENCE = 120.0
+
+TRAIN = """
+import datetime, os, sys, time
+import torch, torch.distributed as dist
+
+folder = sys.argv[1]
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+rank, world = dist.get_rank(), dist.get_world_size()
+restarts = os.environ["TORCHELASTIC_RESTART_COUNT"]
+with open(f"{folder}/steps", "a", buffering=1) as ledger:
+    while True:
+        stop = float(os.path.exists(f"{folder}/stop"))
+        numbers = torch.tensor([rank + 1.0, stop])
+        try:
+            dist.all_reduce(numbers)
+        except RuntimeError:  # a peer left
+            time.sleep(float(os.environ["LINGER"]))
+            raise
+        ledger.write(f"{time.time()} {world} {rank} {numbers[0].item():g} {restarts} {os.environ['AGENT']}\\n")
+        if numbers[1].item():
+            break
+        time.sleep(0.05)
+dist.destroy_process_group()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of one worker of `agent`; `restarts` is how often torchrun says that it had to start it again."""
+
+    time: float
+    world: int
+    rank: int
+    sum: float
+    restarts: int
+    agent: int
+
+
+class Agent:
+    """One torchrun process with one worker, and its output."""
+
+    def __init__(self, number: int, command: Sequence[str], folder: Path, env: Mapping[str, str]) -> None:
+        self.number, self.log = number, folder / f"agent-{number}.log"
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **env, "AGENT": str(number)}
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=env, start_new_session=True)
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """The agent and its workers at once, as a lost node would take them."""
+        pids = [self.process.pid, *_children(self.process.pid)]
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+    def said(self) -> str:
+        return self.log.read_text(errors="replace")
+
+
+class Ledger:
+    """What workers wrote into `folder`, and waiting for it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def steps(self) -> list[Step]:
+        ledger = self.folder / "steps"
+        if not ledger.exists():
+            return []
+        lines = [line.split() for line in ledger.read_text().split("\n")[:-1]]
+        return [Step(float(t), int(w), int(r), float(s), int(n), int(a)) for t, w, r, s, n, a in lines]
+
+    def first_step(self, world: int, since: float) -> float:
+        """When all ranks of a world of this size had taken a step, the first after the moment `since`."""
+        found: dict[int, float] = {}
+
+        def all_there() -> bool:
+            for step in self.steps():
+                if step.world == world and step.time > since:
+                    found.setdefault(step.rank, step.time)
+            return len(found) == world
+
+        self.until(all_there, f"a step of a world of {world}")
+        return max(found.values())
+
+    def until(self, condition: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:
+        deadline = time.monotonic() + patience
+        while not condition():
+            if time.monotonic() > deadline:
+                raise AssertionError(f"no {what} within {patience:g} s\n{self.said()}")
+            time.sleep(0.02)
+
+    def said(self) -> str:
+        """What helps to understand why something did not happen."""
+        return ""
+
+
+class Fleet(Ledger):
+    """The agents of the run `run_id`, which meet at `endpoint`.
+
+    `linger`: how long a worker takes to fall over when it has lost a peer. An agent that is told in time to meet again
+    does not count that as a failure. `launcher` is a module with its options that is used in place of torchrun.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        run_id: str,
+        folder: Path,
+        *,
+        nodes: tuple[int, int],
+        options: Sequence[str] = (),
+        script: str = TRAIN,
+        linger: float = 0.0,
+        env: Mapping[str, str] | None = None,
+        launcher: Sequence[str] | None = None,
+    ) -> None:
+        self._env = {"LINGER": str(linger), **(env or {})}
+        super().__init__(folder)
+        self.endpoint, self.run_id = endpoint, run_id
+        (folder / "train.py").write_text(script)
+        torchrun = ["torch.distributed.run", f"--nnodes={nodes[0]}:{nodes[1]}", "--nproc-per-node=1"]
+        torchrun += ["--rdzv-backend=etcd", f"--rdzv-endpoint={endpoint}", f"--rdzv-id={run_id}", "--max-restarts=10"]
+        launched = [*(launcher or torchrun), *options, str(folder / "train.py"), str(folder)]
+        self._command = [sys.executable, "-u", "-m", *launched]
+        self.agents: list[Agent] = []
+
+    def start(self, count: int = 1) -> list[Agent]:
+        fresh = [Agent(len(self.agents) + n, self._command, self.folder, self._env) for n in range(count)]
+        self.agents += fresh
+        return fresh
+
+    def want(self, target: int) -> None:
+        """What the control plane writes before it starts or stops anybody."""
+        form = urllib.parse.urlencode({"value": json.dumps({"target": target})}).encode()
+        url = f"http://{self.endpoint}/v2/keys/basilica/world"
+        urllib.request.urlopen(urllib.request.Request(url, form, method="PUT"), timeout=10).close()
+
+    def said(self) -> str:
+        return "\n".join(agent.said() for agent in self.agents)
+
+    def finish(self, agents: Sequence[Agent]) -> list[int]:
+        """Let the training come to its end; how these agents exited."""
+        (self.folder / "stop").touch()
+        return [agent.process.wait(PATIENCE) for agent in agents]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for agent in self.agents:
+            agent.kill()
+
+
+@contextlib.contextmanager
+def driven(endpoint: str, run_id: str) -> Iterator[None]:
+    """A driver of the run for as long as the context lasts."""
+    running: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = Future()
+    thread = threading.Thread(target=lambda: asyncio.run(_drive(endpoint, run_id, running)))
+    thread.start()
+    loop, task = running.result()
+    try:
+        yield
+        assert thread.is_alive(), "the driver ended"
+    finally:
+        loop.call_soon_threadsafe(task.cancel)
+        thread.join()
+
+
+async def _drive(
+    endpoint: str, run_id: str, running: "Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]]"
+) -> None:
+    task = asyncio.create_task(Driver(endpoint, run_id).run())
+    running.set_result((asyncio.get_running_loop(), task))
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+def _children(pid: int) -> list[int]:
+    with contextlib.suppress(OSError):
+        direct = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return [below for child in direct for below in (child, *_children(child))]
+    return []
