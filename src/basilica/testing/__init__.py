@@ -1,0 +1,22 @@
+"""Fakes and contract suites, shipped so that others can test theirs. Names are loaded when they are first used."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from basilica.testing.executor_contract import ExecutorContract
+    from basilica.testing.store_contract import KeysContract, StoreContract
+
+_HOME_OF = {
+    "ExecutorContract": "executor_contract",
+    "KeysContract": "store_contract",
+    "StoreContract": "store_contract",
+}
+
+__all__ = ["ExecutorContract", "KeysContract", "StoreContract"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'basilica.testing' has no attribute {name!r}")
+    return getattr(import_module(f"basilica.testing.{_HOME_OF[name]}"), name)

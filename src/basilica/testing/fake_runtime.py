@@ -1,5 +1,6 @@
 """A runtime without processes: honest to the port, instant, and moved by the test that holds it."""
 
+import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import replace
@@ -7,7 +8,9 @@ from time import time
 
 from basilica.core.actions import Launch, Probe, Stop
 from basilica.core.errors import Conflict, RuntimeUnavailable
-from basilica.core.seen import Ended, SeenRank, Sight, Sighting
+from basilica.core.mesh import Announcement
+from basilica.core.reports import Report, Series, SeriesPoint, SeriesQuery
+from basilica.core.seen import Ended, SeenRank, Sight, Sighting, Stalled
 from basilica.ports import Exited, InUse, LogChunk, Output, Run, StoredArchive
 
 
@@ -25,6 +28,8 @@ class FakeRuntime:
         self.broken = False
         self.result_files: dict[str, dict[int, bytes]] = {}
         self.archives: dict[tuple[str, str], float] = {}
+        self._reported: dict[str, dict[int, list[Report]]] = {}
+        self._news = asyncio.Event()
 
     async def start(self, wake: Callable[[str], None]) -> None:
         self._wake = wake
@@ -62,6 +67,12 @@ class FakeRuntime:
                 self._end(ranks, key, ended)
         self._wake(run.instance)
 
+    async def announce(self, run: Run, announcement: Announcement) -> None:
+        pass
+
+    async def end_rendezvous(self, run: Run) -> None:
+        pass
+
     async def probe(self, run: Run, probe: Probe) -> None:
         pass
 
@@ -76,6 +87,27 @@ class FakeRuntime:
 
     async def follow(self, run: Run, rank: int, cursor: str | None) -> AsyncGenerator[LogChunk, None]:
         yield LogChunk(rank, (), "0:0")
+
+    async def reports(self, run: Run) -> dict[int, Report]:
+        return {rank: told[-1] for rank, told in self._reported.get(run.instance, {}).items()}
+
+    async def series(self, run: Run, query: SeriesQuery) -> list[Series]:
+        """One point for each report."""
+        found: dict[tuple[int, str], list[SeriesPoint]] = {}
+        for rank, reports in self._reported.get(run.instance, {}).items():
+            for told in reports:
+                for name, value in told.values.items():
+                    if query.ranks in (None, {rank}) and query.metrics in (None, {name}) and told.at >= query.since:
+                        point = SeriesPoint(told.step, told.at, value, value, value)
+                        found.setdefault((rank, name), []).append(point)
+        return [
+            Series(rank=rank, worker=0, metric=name, points=tuple(points[-query.points :]))
+            for (rank, name), points in sorted(found.items())
+        ]
+
+    async def next_report(self, run: Run, after: float) -> None:
+        while max((told.at for told in (await self.reports(run)).values()), default=0.0) <= after:
+            await self._news.wait()
 
     async def results(self, run: Run) -> dict[int, bytes]:
         return dict(self.result_files.get(run.instance, {}))
@@ -114,6 +146,20 @@ class FakeRuntime:
         key = max(k for k in ranks if k[0] == rank)
         why = reason or ("Completed" if code == 0 else "Error")
         self._end(ranks, key, Ended(exit_code=code, reason=why, finished_at=self._now()))
+        self._wake(instance)
+
+    def report(self, instance: str, rank: int, step: int, **values: float) -> None:
+        """As if the rank had called `basilica.report`."""
+        told = Report(at=round(self._now(), 3), step=step, step_seconds=0.5, values=values)
+        self._reported.setdefault(instance, {}).setdefault(rank, []).append(told)
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def stall(self, instance: str, rank: int, stalled: Stalled | None) -> None:
+        """The rank has fallen silent, or with None reports again."""
+        ranks = self._runs[instance]
+        key = max(k for k in ranks if k[0] == rank)
+        ranks[key] = replace(ranks[key], stalled=stalled)
         self._wake(instance)
 
     def running(self, instance: str) -> list[int]:

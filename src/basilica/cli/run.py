@@ -1,0 +1,292 @@
+"""`basilica run`: replicas of a function on one of the executors, from their start to their end."""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from basilica.cli.common import Json, seconds
+from basilica.core.errors import BasilicaError
+
+if TYPE_CHECKING:
+    from basilica.executors.protocol import ReplicaHandle, ReplicaResult, ServerlessExecutor
+
+LINES_SHOWN = 40  # of each replica that failed
+CANCEL_SECONDS = 30.0
+
+
+class Backend(StrEnum):
+    """Where replicas run."""
+
+    LOCAL = "local"
+    EKS = "eks"
+    SAGEMAKER = "sagemaker"
+    MODAL = "modal"
+    BASILICA = "basilica"
+
+
+CLASSES = {
+    Backend.LOCAL: "LocalProcessExecutor",
+    Backend.EKS: "EKSExecutor",
+    Backend.SAGEMAKER: "SageMakerExecutor",
+    Backend.MODAL: "ModalSpawnExecutor",
+    Backend.BASILICA: "BasilicaExecutor",
+}
+
+
+def run(
+    entrypoint: Annotated[
+        str,
+        typer.Argument(
+            metavar="ENTRYPOINT",
+            help="What each replica calls: package.module:function, a module, or FILE.py:function.",
+            show_default=False,
+        ),
+    ],
+    *,
+    replicas: Annotated[int, typer.Option("--replicas", "-n", help="How many.", min=1)] = 1,
+    executor: Annotated[Backend, typer.Option(help="Where they run.")] = Backend.LOCAL,
+    arg: Annotated[
+        list[str] | None, typer.Option("--arg", "-a", help="A keyword argument, K=V; V is JSON, else text. Repeat.")
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", "-o", help="An option of the executor, K=V, such as image=…. Repeat."),
+    ] = None,
+    gpu: Annotated[str | None, typer.Option(help="A GPU for each replica, by model.", show_default=False)] = None,
+    timeout: Annotated[str, typer.Option(help="How long a replica may run: 90s, 15m, 12h.")] = "1h",
+    as_json: Json = False,
+) -> None:
+    """Run replicas of a function somewhere, wait for their end, and tell what each returned.
+
+    Exits with 0 if all succeeded, with the code of the replica that failed first, and with 130 if they were cancelled.
+    Ctrl-C (and SIGTERM) cancels them, waits for their end, and says what is left; a second one stops waiting. What the
+    replicas that failed wrote last goes to stderr.
+
+    \b
+    Examples:
+      basilica run my_package.train:main -n 4 --arg steps=100 --arg 'layers=[64, 64]'
+      basilica run train.py:main -n 2 --gpu A100 --timeout 12h
+      basilica run train:main -n 8 --executor eks -o image=registry.example/train:1 -a rendezvous_uri=s3://bucket/run
+    """
+    arguments = _pairs(arg or (), "--arg")
+    limit = seconds(timeout)
+    what = _importable(entrypoint)
+    place = _executor(executor, _pairs(option or (), "--option"))
+    with _interruptible():
+        handles = _launch(place, replicas, what, arguments, gpu=gpu, limit=limit)
+        try:
+            results = _collect(place, handles, executor, quiet=as_json)
+        except KeyboardInterrupt:
+            _cancel(place, handles, as_json=as_json)
+        _finish(place, handles, results, as_json=as_json)
+
+
+# ---- what was written --------------------------------------------------------------------------------------------
+
+
+def _pairs(given: Sequence[str], option: str) -> dict[str, Any]:
+    """`K=V` with V as JSON where it is such, else as text."""
+    found: dict[str, Any] = {}
+    for item in given:
+        name, equals, text = item.partition("=")
+        if not equals or not name.isidentifier():
+            raise typer.BadParameter(f"{item!r} is not of the form NAME=VALUE", param_hint=option)
+        try:
+            found[name] = json.loads(text)
+        except ValueError:
+            found[name] = text
+    return found
+
+
+def _importable(entrypoint: str) -> str:
+    """The entrypoint as replicas import it: from the current directory, and from a file's own."""
+    sys.path.insert(0, os.getcwd())
+    file, colon, function = entrypoint.partition(":")
+    if not file.endswith(".py"):
+        return entrypoint
+    path = Path(file)
+    if not path.is_file():
+        raise typer.BadParameter(f"there is no file {file!r}", param_hint="ENTRYPOINT")
+    if not path.stem.isidentifier():
+        raise typer.BadParameter(f"{path.name!r} cannot be imported: rename it", param_hint="ENTRYPOINT")
+    sys.path.insert(0, str(path.parent.absolute()))
+    return f"{path.stem}{colon}{function}"
+
+
+def _executor(backend: Backend, options: Mapping[str, Any]) -> "ServerlessExecutor":
+    import inspect
+
+    from basilica import executors
+
+    kind = getattr(executors, CLASSES[backend])
+    try:
+        inspect.signature(kind).bind(**options)
+    except TypeError as error:
+        problem = f"{kind.__name__}: {error}; give its options as -o NAME=VALUE"
+        raise typer.BadParameter(problem, param_hint="--option") from None
+    try:
+        made: ServerlessExecutor = kind(**options)
+    except (ValueError, RuntimeError) as error:
+        raise BasilicaError(str(error)) from error
+    return made
+
+
+# ---- from start to end -------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM is as good as Ctrl-C: replicas are not left alone."""
+
+    def interrupt(number: int, frame: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _launch(
+    executor: "ServerlessExecutor",
+    replicas: int,
+    entrypoint: str,
+    arguments: Mapping[str, Any],
+    *,
+    gpu: str | None,
+    limit: float,
+) -> "list[ReplicaHandle]":
+    from basilica.cli.terminal import busy
+
+    try:
+        with busy(lambda: "starting the replicas"):
+            return executor.launch_replicas(replicas, entrypoint, arguments, gpu=gpu, timeout=limit)
+    except (ValueError, TypeError) as error:
+        raise typer.BadParameter(str(error)) from error
+    except BasilicaError:
+        raise
+    except Exception as error:  # a backend's own, of a package that may not be here: what it says is all there is
+        raise BasilicaError(f"{executor.backend_name}: {error}") from error
+
+
+def _collect(
+    executor: "ServerlessExecutor", handles: "Sequence[ReplicaHandle]", backend: Backend, *, quiet: bool
+) -> "list[ReplicaResult]":
+    from basilica.executors.progress import live_table
+
+    if quiet:
+        return executor.collect(handles)
+    with live_table(handles, title=f"{handles[0].metadata.get('job_name', '')} on {backend}") as on_change:
+        return executor.collect(handles, on_change=on_change)
+
+
+def _cancel(executor: "ServerlessExecutor", handles: "Sequence[ReplicaHandle]", *, as_json: bool) -> NoReturn:
+    """Cancel all, wait for their end, and say what is left."""
+    from basilica.cli.terminal import say, write_json
+    from basilica.cli.train.outcome import CANCELLED
+    from basilica.executors.protocol import ENDED
+
+    say("cancelling; Ctrl-C again stops waiting for it")
+    results: list[ReplicaResult] = []
+    troubles = []
+    with suppress(KeyboardInterrupt):
+        for handle in handles:
+            try:
+                executor.cancel(handle)
+            except Exception as error:  # noqa: BLE001  the others are still to be cancelled
+                troubles.append(f"rank {handle.rank}: {error}")
+        results = executor.collect(handles, timeout=CANCEL_SECONDS)
+    left = [handle for handle, result in zip(handles, results, strict=False) if result["status"] not in ENDED]
+    left += list(handles[len(results) :])
+    for trouble in troubles:
+        say(f"could not cancel {trouble}")
+    if left:
+        jobs = sorted({str(handle.metadata.get("job_name")) for handle in left})
+        ranks = ", ".join(str(handle.rank) for handle in left)
+        say(f"may still run: {', '.join(jobs)} on {executor.backend_name}, rank {ranks}")
+    else:
+        say(f"cancelled; nothing is left of {len(handles)} replicas")
+    if as_json:
+        write_json(results)
+    raise typer.Exit(CANCELLED)
+
+
+def _finish(
+    executor: "ServerlessExecutor",
+    handles: "Sequence[ReplicaHandle]",
+    results: "list[ReplicaResult]",
+    *,
+    as_json: bool,
+) -> NoReturn:
+    from basilica.cli.terminal import show, write_json
+    from basilica.executors.protocol import FAILED
+
+    failed = [handle for handle, result in zip(handles, results, strict=True) if result["status"] == FAILED]
+    if failed:
+        _show_logs(executor, failed)
+    if as_json:
+        write_json(results)
+    else:
+        show(_table(results))
+    raise typer.Exit(_exit_code(results))
+
+
+def _show_logs(executor: "ServerlessExecutor", handles: "Sequence[ReplicaHandle]") -> None:
+    from basilica.cli.show import rank_line
+    from basilica.cli.terminal import show
+    from basilica.executors.protocol import gather_logs
+
+    for line in gather_logs(executor, handles, n_lines=LINES_SHOWN).splitlines():
+        rank, _, text = line.partition("| ")
+        show(rank_line(int(rank), text, whole=True), sys.stderr)
+
+
+def _table(results: "Sequence[ReplicaResult]") -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    from basilica.cli.show import clean, rank_colour
+    from basilica.executors.progress import COLOURS
+
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for heading in ("RANK", "STATUS", "CODE"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("RESULT", overflow="fold")
+    for result in results:
+        code = result["exit_code"]
+        said = result["error"] or ("" if result["result"] is None else json.dumps(result["result"]))
+        table.add_row(
+            Text(str(result["rank"]), rank_colour(result["rank"])),
+            Text(result["status"], COLOURS.get(result["status"], "")),
+            "-" if code is None else str(code),
+            Text(clean(said)),
+        )
+    return table
+
+
+def _exit_code(results: "Sequence[ReplicaResult]") -> int:
+    """Of the replica that failed first, where that is known; else of the first in the list."""
+    from basilica.cli.train.outcome import CANCELLED
+    from basilica.cli.train.outcome import FAILED as UNKNOWN
+    from basilica.executors.protocol import FAILED, SUCCEEDED
+
+    failed = [result for result in results if result["status"] == FAILED]
+    if failed:
+        own = [result for result in failed if not _blames_another(result)]
+        code = (own or failed)[0]["exit_code"] or UNKNOWN
+        return code if 1 <= code <= 255 else UNKNOWN
+    return 0 if all(result["status"] == SUCCEEDED for result in results) else CANCELLED
+
+
+def _blames_another(result: "ReplicaResult") -> bool:
+    error = result["error"] or ""
+    return "failed first" in error and "it failed first" not in error

@@ -1,0 +1,292 @@
+"""Replicas as the ranks of a run of a Basilica control plane: embedded on this machine, or a cluster's.
+
+The control plane makes a gang of them: a replica that fails ends the others, and to cancel one cancels the run. Changes
+are pushed by the server; a server that is away for a while is waited for.
+"""
+
+import os
+import secrets
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from basilica.core.errors import DeploymentNotFound, NetworkError
+from basilica.core.world import WorldSize
+from basilica.executors.protocol import (
+    CANCELLED,
+    DAY_SECONDS,
+    ENDED,
+    FAILED,
+    LAUNCH_SECONDS,
+    LOG_LINES,
+    PENDING,
+    RANK_ENV,
+    RENDEZVOUS_URI,
+    REPLICA_MODULE,
+    RUNNING,
+    SUCCEEDED,
+    Changes,
+    Entrypoint,
+    OnChange,
+    ReplicaHandle,
+    ReplicaResult,
+    check_backend,
+    check_launch,
+    check_timeout,
+    not_ended,
+    placeholder,
+    replica_environment,
+    replica_result,
+)
+
+if TYPE_CHECKING:
+    from basilica.client.api import BasilicaClient
+    from basilica.client.effects import Flow
+    from basilica.client.flows import Remembered
+    from basilica.client.training import DistributedTraining
+    from basilica.client.views import RankExit, RunView
+
+STATES = {
+    "waiting": PENDING,
+    "launched": PENDING,
+    "running": RUNNING,
+    "stopping": RUNNING,
+    "succeeded": SUCCEEDED,
+    "lost": FAILED,
+    "dropped": CANCELLED,
+}
+LOOK_AGAIN_SECONDS = 1.0  # at a server that cannot tell of changes
+LONG_POLL_SECONDS = 30.0
+# A shipped function finds its rank as all replicas do; our own entrypoint sees to that itself.
+WITH_RANK = ["/bin/sh", "-c", 'export REPLICA_RANK="$RANK"; exec "$0" "$@"']
+
+
+class Outcome(NamedTuple):
+    """How one rank stands."""
+
+    status: str
+    exit_code: int | None = None
+    error: str | None = None
+
+
+class BasilicaExecutor:
+    """Replicas as the ranks of a run of a control plane.
+
+    `base_url` and `api_key` as for `BasilicaClient`: without them the embedded server of this machine is used, or the
+    saved login. On an embedded server replicas run where the caller is, with its modules; elsewhere the module of the
+    entrypoint and basilica must be in the `image`, or the entrypoint is a function, which is shipped.
+    """
+
+    backend_name = "basilica"
+    supports_inter_replica_network = True
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        *,
+        client: "BasilicaClient | None" = None,
+        image: str = "",
+        run_id: str | None = None,
+        cpu: str | float | None = None,
+        memory: str | None = None,
+        grace_seconds: float = 10.0,
+    ) -> None:
+        from basilica.client.api import BasilicaClient  # noqa: PLC0415  which loads what talks HTTP
+
+        self._client = client or BasilicaClient(base_url, api_key)
+        self._run_id = run_id or "diloco"
+        self._options: dict[str, Any] = {"image": image, "cpu": cpu, "memory": memory, "grace_seconds": grace_seconds}
+
+    def launch_replicas(
+        self,
+        n_replicas: int,
+        entrypoint: Entrypoint,
+        entrypoint_args: Mapping[str, Any],
+        *,
+        gpu: str | None = None,
+        timeout: float = LAUNCH_SECONDS,
+    ) -> list[ReplicaHandle]:
+        """Start the run. `gpu` is a model: each replica gets one such GPU."""
+        check_launch(n_replicas, entrypoint, entrypoint_args, timeout, callables=True)
+        command, env = self._program(n_replicas, entrypoint, entrypoint_args)
+        name = f"{self._run_id}-{secrets.token_hex(4)}"
+        training = self._client.deploy_distributed(
+            name,
+            command=command,
+            env={**env, "REPLICA_JOB": name},
+            world_size=WorldSize(n_replicas, n_replicas, n_replicas),
+            gpu_count=0 if gpu is None else 1,
+            gpu_models=[] if gpu is None else [gpu],
+            deadline_seconds=timeout,
+            wait=False,
+            **self._options,
+        )
+        metadata: dict[str, Any] = {"job_name": training.name}
+        if isinstance(entrypoint_args.get(RENDEZVOUS_URI), str):
+            metadata[RENDEZVOUS_URI] = entrypoint_args[RENDEZVOUS_URI]
+        return [ReplicaHandle(rank, self.backend_name, {**metadata, "rank": rank}) for rank in range(n_replicas)]
+
+    def poll(self, handle: ReplicaHandle) -> str:
+        try:
+            view = self._training(handle).refresh().view
+        except DeploymentNotFound:
+            return CANCELLED
+        return _outcome(view, handle.rank).status
+
+    def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = LOG_LINES) -> str:
+        try:
+            text = self._training(handle).logs(rank=handle.rank, tail=n_lines)
+        except DeploymentNotFound:
+            return placeholder(handle.rank, "there is no such run")
+        return text or placeholder(handle.rank, "not started / no logs yet")
+
+    def cancel(self, handle: ReplicaHandle) -> None:
+        """Cancel the run, and with it all its replicas."""
+        with suppress(DeploymentNotFound):
+            self._training(handle).cancel()
+
+    def collect(
+        self, handles: Sequence[ReplicaHandle], *, timeout: float | None = None, on_change: OnChange | None = None
+    ) -> list[ReplicaResult]:
+        """Wait until nothing of the runs can change any more; `timeout=None` waits a day."""
+        seconds = check_timeout(timeout, DAY_SECONDS)
+        deadline = time.monotonic() + seconds
+        changes = Changes(on_change)
+        runs: dict[str, list[int]] = {}
+        for place, handle in enumerate(handles):
+            check_backend(handle, self.backend_name)
+            runs.setdefault(handle.metadata["job_name"], []).append(place)
+        results: dict[int, ReplicaResult] = {}
+        for places in runs.values():
+            training = self._training(handles[places[0]])
+            view = None
+            try:
+                for view in self._client._blocking.iterate(_states(training._run, deadline)):
+                    for place in places:
+                        changes.tell(place, handles[place], _outcome(view, handles[place].rank).status)
+                values = training.results(0) if view is not None and view.phase == SUCCEEDED else {}
+            except DeploymentNotFound:
+                view, values = None, {}
+            for place in places:
+                results[place] = _result(handles[place], view, values, seconds)
+        return [results[place] for place in range(len(handles))]
+
+    def close(self) -> None:
+        """Let go of the connections; runs go on."""
+        self._client.close()
+
+    def __enter__(self) -> "BasilicaExecutor":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _training(self, handle: ReplicaHandle) -> "DistributedTraining":
+        from basilica.client.training import DistributedTraining  # noqa: PLC0415
+
+        check_backend(handle, self.backend_name)
+        return DistributedTraining(self._client, handle.metadata["job_name"])
+
+    def _program(
+        self, n_replicas: int, entrypoint: Entrypoint, arguments: Mapping[str, Any]
+    ) -> tuple[list[str], dict[str, str]]:
+        here = self._client.is_embedded
+        python = sys.executable if here else "python3"
+        if isinstance(entrypoint, str):
+            env = replica_environment(n_replicas, entrypoint, arguments, remote=True)
+            if here:
+                places = (os.path.abspath(place) for place in sys.path if os.path.exists(place or "."))
+                env["PYTHONPATH"] = os.pathsep.join(places)
+            return [python, "-u", "-m", REPLICA_MODULE], env
+        from basilica.client.source import ship  # noqa: PLC0415  only functions need it
+
+        passed = {name: value for name, value in arguments.items() if name != RANK_ENV}
+        shipped = ship(entrypoint, kwargs=passed, python=python, remote=not here)
+        name = getattr(entrypoint, "__qualname__", type(entrypoint).__qualname__)
+        return [*WITH_RANK, *shipped.argv], replica_environment(n_replicas, name, passed, remote=True) | shipped.env
+
+
+def _states(run: "Remembered", deadline: float) -> "Flow[None]":
+    """Emits the run as it is, and again whenever it has changed, until nothing of it can change or the time is up."""
+    from basilica.client import flows  # noqa: PLC0415
+    from basilica.client.effects import Call, Emit, Now, Sleep  # noqa: PLC0415
+    from basilica.client.views import parse_run  # noqa: PLC0415
+
+    view = yield from flows.fetch(run)
+    yield Emit(view)
+    while not (view.settled or (view.is_terminal and not view.tells_changes)):
+        left = deadline - (yield Now())
+        if left <= 0:
+            return
+        try:
+            if view.tells_changes:
+                hold = min(left, LONG_POLL_SECONDS)
+                params = {"since": view.version, "wait": f"{hold:.3f}"}
+                call = Call(method="GET", path=f"{run.path}/watch", params=params, timeout=hold + 15)
+                newer = parse_run((yield from flows.ask(call, name=run.name, patience=left)).json())
+            else:
+                yield Sleep(min(left, LOOK_AGAIN_SECONDS))
+                newer = yield from flows.fetch(run, left)
+        except NetworkError:
+            continue  # the run goes on without us; the deadline decides how long we wait
+        if newer != view:
+            view = run.take(newer)
+            yield Emit(view)
+
+
+# ---- what a run says of its ranks --------------------------------------------------------------------------------
+
+
+def _outcome(view: "RunView", rank: int) -> Outcome:
+    exit = next((exit for exit in view.exits if exit.rank == rank), None)
+    if view.is_terminal:
+        return _ended(view, rank, exit)
+    state = next((seen.state for seen in view.ranks if seen.rank == rank), "waiting")
+    status = STATES.get(state, PENDING)
+    # Until the run is over a rank that was stopped may come back, and how one that failed ended is not told yet.
+    return Outcome(status if status not in (FAILED, CANCELLED) else RUNNING)
+
+
+def _ended(view: "RunView", rank: int, exit: "RankExit | None") -> Outcome:
+    if view.phase == SUCCEEDED or (exit is not None and exit.exit_code == 0):
+        return Outcome(SUCCEEDED, 0)
+    if view.phase == CANCELLED:
+        return Outcome(CANCELLED, error=view.message or "cancelled")
+    code = exit.exit_code if exit is not None and exit.exit_code > 0 else None
+    culprit = view.culprit
+    if culprit is None:
+        return Outcome(FAILED, code, view.message or "the run failed")
+    if culprit.rank == rank:
+        return Outcome(FAILED, code, _why(culprit.termination_reason, code, culprit.log_tail))
+    because = f"rank {culprit.rank} failed first"
+    if exit is None or exit.role == "stopped":
+        return Outcome(FAILED, code, f"stopped, since {because}")
+    return Outcome(FAILED, code, f"{_why(exit.termination_reason, code, exit.log_tail)}; {because}")
+
+
+def _why(reason: str, code: int | None, tail: Sequence[str]) -> str:
+    """By signal or reason where there is one, else by its code and last words."""
+    if reason not in ("Error", "Unknown", "Completed"):
+        return f"killed by {reason}" if reason.startswith("SIG") else f"{reason} (exit code {code})"
+    if code is None:
+        return "nobody knows how it ended"
+    last = next((line for line in reversed(tail) if line.strip()), "")
+    return f"exited with code {code}" + (f": {last}" if last else "")
+
+
+def _result(handle: ReplicaHandle, view: "RunView | None", values: Mapping[int, Any], seconds: float) -> ReplicaResult:
+    job = handle.metadata["job_name"]
+    if view is None:
+        return replica_result(handle, CANCELLED, error=f"there is no run {job!r} (any more)", job_name=job)
+    outcome = _outcome(view, handle.rank)
+    return replica_result(
+        handle,
+        outcome.status,
+        exit_code=outcome.exit_code,
+        error=outcome.error if outcome.status in ENDED else not_ended(outcome.status, seconds),
+        job_name=job,
+        result=values.get(handle.rank),
+    )

@@ -1,0 +1,343 @@
+"""Replicas as one Indexed Job of Kubernetes: EKS, or any other cluster.
+
+One object is the gang: the completion index is the rank, and one deletion ends all of it. What it costs the API server
+does not grow with the ranks: `collect` follows the pods by one watch, and reads the Job when something has gone wrong.
+"""
+
+import math
+import re
+import secrets
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event, Lock
+from typing import Any
+
+from basilica.executors.eks_calls import Calls, is_transient, retry_after, status_of
+from basilica.executors.eks_evidence import CONTAINER, GangEvidence, rank_of
+from basilica.executors.eks_follow import FIRST_PAUSE_SECONDS, LOOK_AGAIN_SECONDS, WATCH_SECONDS, Following, Place
+from basilica.executors.protocol import (
+    DAY_SECONDS,
+    FAILED,
+    LAUNCH_SECONDS,
+    LOG_LINES,
+    PENDING,
+    RENDEZVOUS_URI,
+    REPLICA_MODULE,
+    RUNNING,
+    SUCCEEDED,
+    Changes,
+    Entrypoint,
+    OnChange,
+    ReplicaHandle,
+    ReplicaResult,
+    check_backend,
+    check_launch,
+    check_timeout,
+    not_ended,
+    placeholder,
+    replica_environment,
+    replica_result,
+)
+from basilica.executors.results import read_results
+from basilica.kube.render import QUEUE_NAME, Container, Gang, gpu_placement, indexed_job
+
+APP = "basilica"
+CREATE_ATTEMPTS = 4
+SANDBOXES = ("gvisor", "runsc", "kata")
+
+_RUN_ID = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
+
+
+class EKSExecutor:
+    """Replicas as the pods of one Indexed Job.
+
+    `image` must have Python, basilica and the entrypoint's module in it, unless `command` says what to run.
+    `service_account_name` and `runtime_class_name` refer to what is there already: nothing of IAM is created.
+    `queue_name` is Kueue's, for all or nothing. `start_seconds`: `collect` gives up a gang that is not running whole
+    after that time, counted from its launch, or from the first `collect` in a process that did not launch it.
+    Clients are built when they are first needed, unless given: in the cluster from its account, else from kubeconfig.
+    """
+
+    backend_name = "eks"
+    supports_inter_replica_network = False
+
+    def __init__(
+        self,
+        image: str,
+        *,
+        namespace: str = "default",
+        service_account_name: str | None = None,
+        node_selector: Mapping[str, str] | None = None,
+        tolerations: Sequence[Mapping[str, Any]] | None = None,
+        runtime_class_name: str | None = None,
+        command: Sequence[str] | None = None,
+        cpu_request: str = "4",
+        memory_request: str = "16Gi",
+        ttl_seconds_after_finished: int = 3600,
+        backoff_limit: int = 0,
+        gpu_resource_key: str = "nvidia.com/gpu",
+        run_id: str | None = None,
+        queue_name: str | None = None,
+        start_seconds: float | None = None,
+        batch_api: Any = None,
+        core_api: Any = None,
+    ) -> None:
+        if batch_api is None or core_api is None:
+            try:
+                import kubernetes  # noqa: F401, PLC0415  each optional package is loaded by its executor
+            except ImportError:
+                raise RuntimeError(
+                    "EKSExecutor needs the kubernetes package: pip install 'basilica[kubernetes]'"
+                ) from None
+        if run_id is not None and not _RUN_ID.fullmatch(run_id):
+            raise ValueError(f"run_id {run_id!r}: Kubernetes takes lower-case letters, digits and '-' inside")
+        self._image, self._namespace, self._run_id = image, namespace, run_id or "diloco"
+        self._service_account, self._runtime_class = service_account_name, runtime_class_name
+        self._node_selector, self._tolerations, self._gpu_key = node_selector, tolerations, gpu_resource_key
+        self._command = list(command or ["python", "-u", "-m", REPLICA_MODULE])
+        self._requests = {"cpu": cpu_request, "memory": memory_request}
+        self._ttl, self._backoff_limit = ttl_seconds_after_finished, backoff_limit
+        self._queue, self._start_seconds = queue_name, start_seconds
+        self._given = (batch_api, core_api)
+        self._calls_made: Calls | None = None
+        self._own_client: Any = None
+        self._gangs: dict[Place, GangEvidence] = {}
+        self._guard = Lock()
+
+    # ---- the protocol --------------------------------------------------------------------------------------------
+
+    def launch_replicas(
+        self,
+        n_replicas: int,
+        entrypoint: Entrypoint,
+        entrypoint_args: Mapping[str, Any],
+        *,
+        gpu: str | None = None,
+        timeout: float = LAUNCH_SECONDS,
+    ) -> list[ReplicaHandle]:
+        """Create the Job. `gpu`: A100, H100, A10G or T4 choose a kind of node; any other name, one GPU anywhere."""
+        check_launch(n_replicas, entrypoint, entrypoint_args, timeout, callables=False)
+        name = f"{self._run_id}-{secrets.token_hex(4)}"
+        manifest = self._manifest(name, n_replicas, str(entrypoint), entrypoint_args, gpu=gpu, timeout=timeout)
+        self._create(manifest)
+        self._gang(Place(self._namespace, name)).since = time.monotonic()
+        shared = {
+            "job_name": name,
+            "namespace": self._namespace,
+            RENDEZVOUS_URI: entrypoint_args.get(RENDEZVOUS_URI),
+        }
+        return [ReplicaHandle(rank, self.backend_name, {**shared, "rank": rank}) for rank in range(n_replicas)]
+
+    def poll(self, handle: ReplicaHandle) -> str:
+        place = self._place(handle)
+        gang = self._gang(place)
+        if not gang.over(handle.rank):
+            gang.see_job(self._calls().read_job(place.namespace, place.job_name))
+        return gang.polled_status(handle.rank)
+
+    def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = LOG_LINES) -> str:
+        """The last lines of the rank's latest pod, or what was kept of them when the pod has been removed."""
+        place = self._place(handle)
+        kept = "".join(self._gang(place).last_lines(handle.rank).splitlines(keepends=True)[-n_lines:])
+        pod = self._pod_of(place, handle.rank)
+        if pod is None:
+            return kept or placeholder(handle.rank, "job not found / no pods yet")
+        try:
+            text = self._calls().read_log(place.namespace, pod, n_lines)
+        except Exception as error:
+            if status_of(error) not in (400, 404):
+                raise
+            text = ""
+        return text or kept or placeholder(handle.rank, "pod not started / no logs yet")
+
+    def cancel(self, handle: ReplicaHandle) -> None:
+        """Delete the Job, and so end the whole gang. An error other than "it is gone" is raised: it must be seen."""
+        place = self._place(handle)
+        try:
+            self._calls().delete_job(place.namespace, place.job_name)
+        except Exception as error:
+            if status_of(error) not in (404, 409):
+                raise
+
+    def collect(
+        self, handles: Sequence[ReplicaHandle], *, timeout: float | None = None, on_change: OnChange | None = None
+    ) -> list[ReplicaResult]:
+        """Wait until every rank has ended; `timeout=None` waits a day. A gang that fails is told apart: who failed
+        first, and who was stopped for it."""
+        seconds = check_timeout(timeout, DAY_SECONDS)
+        deadline = time.monotonic() + seconds
+        places: dict[Place, list[int]] = {}
+        for number, handle in enumerate(handles):
+            places.setdefault(self._place(handle), []).append(number)
+        changes, telling, stop = Changes(on_change), Lock(), Event()
+
+        def follow(place: Place, numbers: list[int]) -> None:
+            gang = self._gang(place)
+            mine: dict[int, list[int]] = {}
+            for number in numbers:
+                mine.setdefault(handles[number].rank, []).append(number)
+
+            def tell(rank: int) -> None:
+                with telling:
+                    for number in mine[rank]:
+                        changes.tell(number, handles[number], gang.status(rank))
+
+            following = Following(self._calls(), place, gang, tell, stop)
+            longest = WATCH_SECONDS if len(places) == 1 else LOOK_AGAIN_SECONDS
+            try:
+                following.follow(set(mine), deadline, start_seconds=self._start_seconds, longest=longest)
+            except BaseException:
+                stop.set()  # what went wrong is to be raised soon, not when the other gangs have ended
+                raise
+
+        if len(places) == 1:
+            follow(*next(iter(places.items())))
+        elif places:
+            with ThreadPoolExecutor(len(places)) as threads:
+                try:
+                    list(threads.map(follow, places.keys(), places.values()))
+                except BaseException:
+                    stop.set()
+                    raise
+        return self._results(handles, seconds)
+
+    def close(self) -> None:
+        """Close the connections of a client that was built here. What was launched goes on."""
+        with self._guard:
+            client, self._own_client = self._own_client, None
+            if client is not None:
+                self._calls_made = None
+                client.close()
+
+    # ---- the Job -------------------------------------------------------------------------------------------------
+
+    def _manifest(
+        self, name: str, size: int, entrypoint: str, arguments: Mapping[str, Any], *, gpu: str | None, timeout: float
+    ) -> dict[str, Any]:
+        if gpu is not None and any(word in (self._runtime_class or "").lower() for word in SANDBOXES):
+            warnings.warn(
+                f"GPUs in the sandbox {self._runtime_class!r} need a runtime that passes them through: "
+                "check that its nodes have one",
+                stacklevel=3,
+            )
+        placement, limits = gpu_placement(
+            gpu, node_selector=self._node_selector, tolerations=self._tolerations, resource_key=self._gpu_key
+        )
+        variables = replica_environment(size, entrypoint, arguments, remote=True) | {"REPLICA_JOB": name}
+        return indexed_job(
+            Gang(
+                name=name,
+                namespace=self._namespace,
+                size=size,
+                labels={"app": APP, "job-name": name},
+                job_labels={} if self._queue is None else {QUEUE_NAME: self._queue},
+                placement=placement,
+                service_account_name=self._service_account,
+                runtime_class_name=self._runtime_class,
+                job={
+                    "backoffLimit": self._backoff_limit,
+                    "ttlSecondsAfterFinished": self._ttl,
+                    "activeDeadlineSeconds": math.ceil(timeout),
+                },
+                container=Container(
+                    name=CONTAINER,
+                    image=self._image,
+                    command=self._command,
+                    rank_env="REPLICA_RANK",
+                    env=variables,
+                    requests=self._requests,
+                    limits=limits,
+                    more={"terminationMessagePolicy": "FallbackToLogsOnError"},  # the last lines outlive the pod
+                ),
+            )
+        )
+
+    def _create(self, manifest: dict[str, Any]) -> None:
+        """Create the Job once, whatever becomes of the answers: its name is nobody else's."""
+        for attempt in range(CREATE_ATTEMPTS):
+            try:
+                self._calls().create_job(self._namespace, manifest)
+            except Exception as error:
+                if attempt and status_of(error) == 409:
+                    return  # an answer was lost, the Job was not
+                if not is_transient(error) or attempt == CREATE_ATTEMPTS - 1:
+                    raise
+                time.sleep(retry_after(error) or FIRST_PAUSE_SECONDS * 2**attempt)
+            else:
+                return
+
+    def _pod_of(self, place: Place, rank: int) -> str | None:
+        """The name of a rank's latest pod."""
+        try:
+            pods = self._calls().list_pods(place.namespace, place.job_name, rank)
+        except Exception as error:
+            if status_of(error) not in (400, 404):
+                raise
+            return None
+        mine = [pod for pod in pods if rank_of(pod, place.job_name) == rank]
+        latest = max(mine, key=lambda pod: str(pod["metadata"].get("creationTimestamp") or ""), default=None)
+        return None if latest is None else str(latest["metadata"]["name"])
+
+    # ---- results -------------------------------------------------------------------------------------------------
+
+    def _results(self, handles: Sequence[ReplicaHandle], seconds: float) -> list[ReplicaResult]:
+        results = []
+        for handle in handles:
+            place = self._place(handle)
+            gang = self._gang(place)
+            status = gang.status(handle.rank)
+            error = not_ended(status, seconds) if status in (PENDING, RUNNING) else gang.error(handle.rank)
+            if status == PENDING and handle.rank in gang.waiting:
+                error = f"{error}: {gang.waiting[handle.rank]}"
+            code = gang.exit_code(handle.rank)
+            results.append(replica_result(handle, status, exit_code=code, error=error, job_name=place.job_name))
+        self._add_stored(handles, results)
+        return results
+
+    def _add_stored(self, handles: Sequence[ReplicaHandle], results: list[ReplicaResult]) -> None:
+        """What replicas stored in the rendezvous, else where that is."""
+        by_gang: dict[tuple[str | None, str], list[int]] = {}
+        for number, handle in enumerate(handles):
+            if results[number]["status"] in (SUCCEEDED, FAILED):
+                key = (handle.metadata.get(RENDEZVOUS_URI), results[number]["job_name"])
+                by_gang.setdefault(key, []).append(number)
+        for (uri, job_name), numbers in by_gang.items():
+            stored = read_results(uri, job_name, [handles[number].rank for number in numbers])
+            for number in numbers:
+                results[number]["result"] = stored.get(handles[number].rank, {}).get("result", uri)
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _place(self, handle: ReplicaHandle) -> Place:
+        check_backend(handle, self.backend_name)
+        return Place(str(handle.metadata["namespace"]), str(handle.metadata["job_name"]))
+
+    def _gang(self, place: Place) -> GangEvidence:
+        with self._guard:
+            return self._gangs.setdefault(place, GangEvidence(place.job_name))
+
+    def _calls(self) -> Calls:
+        with self._guard:
+            if self._calls_made is None:
+                batch, core = self._given
+                if batch is None or core is None:
+                    api = self._own_client = _api_client()
+                    from kubernetes import client  # noqa: PLC0415
+
+                    batch, core = batch or client.BatchV1Api(api), core or client.CoreV1Api(api)
+                self._calls_made = Calls(batch, core)
+            return self._calls_made
+
+
+def _api_client() -> Any:
+    """In the cluster from its own account, else from kubeconfig."""
+    from kubernetes import client, config  # noqa: PLC0415
+
+    configuration = client.Configuration()
+    try:
+        config.load_incluster_config(client_configuration=configuration)
+    except config.ConfigException:
+        config.load_kube_config(client_configuration=configuration)
+    return client.ApiClient(configuration)

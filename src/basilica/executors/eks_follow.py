@@ -1,0 +1,196 @@
+"""Following a gang on Kubernetes to its end: a watch of its pods, and the Job's word where that is needed."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from threading import Event
+from typing import Any
+
+from basilica.executors.eks_calls import Calls, WatchExpired, is_silence, is_transient, retry_after, status_of
+from basilica.executors.eks_evidence import GangEvidence
+from basilica.executors.protocol import LOG_LINES
+
+WATCH_SECONDS = 600.0
+LOOK_AGAIN_SECONDS = 30.0  # while ranks wait for a place, of which only the Job may tell
+FIRST_PAUSE_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 15.0
+REST_SECONDS = 1.0  # that the last changes of pods may take after the Job's end
+CULPRITS_READ = 3  # of how many failed ranks the log is fetched, beside what their pods' statuses hold
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a gang is."""
+
+    namespace: str
+    job_name: str
+
+
+class Following:
+    """Follows one gang until its ranks have ended: by a watch of its pods, and the Job's word where that is needed.
+
+    A change costs the same in a gang of four and of four thousand: one look at one rank.
+    """
+
+    def __init__(
+        self, calls: Calls, place: Place, gang: GangEvidence, tell: Callable[[int], None], stop: Event
+    ) -> None:
+        self._calls, self._place, self._gang, self._tell, self._stop = calls, place, gang, tell, stop
+        self._left: set[int] = set()  # ranks that have not ended
+        self._start_seconds: float | None = None
+        self._longest = WATCH_SECONDS
+        self._version = "0"
+        self._pause = FIRST_PAUSE_SECONDS  # between looks at the Job
+        self._troubles = 0  # in a row
+
+    def follow(self, ranks: set[int], deadline: float, *, start_seconds: float | None, longest: float) -> None:
+        """Return when all have ended, the time is up, or somebody says stop; a watch lasts `longest` at most."""
+        self._left, self._start_seconds, self._longest = set(ranks), start_seconds, longest
+        if self._gang.since is None:
+            self._gang.since = time.monotonic()
+        self._look_at_all()
+        while self._left and not self._stop.is_set():
+            trouble = self._try(self._look_at_job)
+            self._look_at_all()
+            if not self._left or time.monotonic() >= deadline:
+                break
+            if trouble is None:
+                trouble = self._try(lambda: self._follow_pods(deadline))
+            if trouble is not None:
+                self._rest(min(trouble, deadline - time.monotonic()))
+        self._keep_lines()
+
+    def _look_at_all(self) -> None:
+        for rank in sorted(self._left):
+            self._look_at(rank)
+
+    def _look_at(self, rank: int) -> None:
+        if not (self._gang.only_counts and self._calls.can_watch):  # the watch will soon say it for each rank
+            self._tell(rank)
+        if self._gang.over(rank):
+            self._left.discard(rank)
+
+    def _try(self, step: Callable[[], None]) -> float | None:
+        """None, or how long to wait after something that may go better the next time."""
+        try:
+            step()
+        except WatchExpired:
+            self._version = "0"
+        except Exception as error:
+            if not is_transient(error):
+                raise
+            self._troubles += 1
+            return retry_after(error) or min(FIRST_PAUSE_SECONDS * 2.0 ** (self._troubles - 1), LONGEST_PAUSE_SECONDS)
+        self._troubles = 0
+        return None
+
+    def _look_at_job(self) -> None:
+        job = self._calls.read_job(self._place.namespace, self._place.job_name)
+        self._gang.see_job(job)
+        if self._gang.gone or (self._gang.end is not None and self._gang.end.final):
+            self._see_the_rest()
+
+    def _follow_pods(self, deadline: float) -> None:
+        """Read changes until the Job should be looked at: something went wrong, or nothing came for long."""
+        left = deadline - time.monotonic()
+        if not self._calls.can_watch:
+            self._rest(min(left, self._next_pause()))
+            return
+        if self._give_up_if_late():
+            return
+        for kind, obj in self._watched(left):
+            self._version = obj["metadata"]["resourceVersion"]
+            rank = None if kind == "BOOKMARK" else self._gang.see_pod(obj, deleted=kind == "DELETED")
+            if rank in self._left:
+                self._look_at(rank)
+            if not self._left:
+                return
+
+    def _watched(self, left: float) -> Iterator[tuple[str, dict[str, Any]]]:
+        """One watch. It is short while the Job's word is waited for, and while ranks wait for a place."""
+        gang, begun = self._gang, time.monotonic()
+        unsure = gang.unsure(self._left)
+        seconds = self._next_pause() if unsure else self._longest if self._left <= gang.started else LOOK_AGAIN_SECONDS
+        start_left = self._start_left()
+        seconds = max(0.05, min(seconds, left, *([] if start_left is None else [start_left])))
+        try:
+            for event in self._calls.watch_pods(self._place.namespace, self._place.job_name, self._version, seconds):
+                yield event
+                if time.monotonic() - begun > seconds or (gang.news and not unsure):
+                    return
+        except Exception as error:
+            if not is_silence(error):
+                raise
+
+    # ---- gangs that do not start ---------------------------------------------------------------------------------
+
+    def _start_left(self) -> float | None:
+        if self._start_seconds is None or self._gang.since is None:
+            return None
+        return self._gang.since + self._start_seconds - time.monotonic()
+
+    def _give_up_if_late(self) -> bool:
+        """Release a gang of which some ranks were not placed in time: it holds what others could use."""
+        left, gang = self._start_left(), self._gang
+        if left is None or left > 0:
+            return False
+        self._see_all_pods()
+        missing = self._left - gang.started
+        if not missing:
+            self._start_seconds = None
+            return False
+        reasons = sorted({gang.waiting[rank] for rank in missing if rank in gang.waiting})
+        told = f"; {'; '.join(reasons)}" if reasons else ""
+        try:
+            self._calls.delete_job(self._place.namespace, self._place.job_name)
+        except Exception as error:
+            if status_of(error) not in (404, 409):
+                raise
+        gang.give_up(f"given up: {len(missing)} ranks were not running after {self._start_seconds:g} s{told}")
+        return True
+
+    # ---- evidence ------------------------------------------------------------------------------------------------
+
+    def _see_the_rest(self) -> None:
+        """The Job is over: before it is judged, see the ends of pods that the watch has not told yet."""
+        if self._version == "0":
+            self._see_all_pods()
+            return
+        place, gang = self._place, self._gang
+        unexplained = self._left - gang.exits.keys() - gang.vanished
+        try:
+            for kind, obj in self._calls.watch_pods(place.namespace, place.job_name, self._version, REST_SECONDS):
+                self._version = obj["metadata"]["resourceVersion"]
+                rank = None if kind == "BOOKMARK" else gang.see_pod(obj, deleted=kind == "DELETED")
+                if rank in gang.exits or rank in gang.vanished:
+                    unexplained.discard(rank)
+                if not unexplained:
+                    return
+        except WatchExpired:
+            self._see_all_pods()
+        except Exception as error:
+            if not is_silence(error):
+                raise
+
+    def _see_all_pods(self) -> None:
+        for pod in self._calls.list_pods(self._place.namespace, self._place.job_name):
+            self._gang.see_pod(pod)
+
+    def _keep_lines(self) -> None:
+        """Fetch the output of the first that failed, while their pods are there."""
+        gang = self._gang
+        for rank in gang.failed_by_themselves()[:CULPRITS_READ]:
+            if rank in gang.logs or rank not in gang.pods:
+                continue
+            try:
+                gang.logs[rank] = self._calls.read_log(self._place.namespace, gang.pods[rank], LOG_LINES)
+            except Exception as error:
+                if status_of(error) not in (400, 404) and not is_transient(error):
+                    raise
+
+    def _next_pause(self) -> float:
+        pause, self._pause = self._pause, min(self._pause * 2, LONGEST_PAUSE_SECONDS)
+        return pause
+
+    def _rest(self, seconds: float) -> None:
+        self._stop.wait(max(0.0, seconds))

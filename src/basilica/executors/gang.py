@@ -1,0 +1,265 @@
+"""A local gang, as its files tell: how each replica stands, what it wrote, and being told when that changes.
+
+Any process of this user can look and can ask for an end. The files are those of the local runtime, and three more:
+
+<directory>/
+├── warden.json     who the warden of the gang is (see `warden.py`), and how long the gang may run
+├── news            grows whenever something has changed
+├── time-is-up      there if the gang was stopped because of that
+└── runs/<job>/…    records, logs and results, as `basilica.runtimes.local.layout` describes
+"""
+
+import ctypes
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict
+
+from basilica.executors.protocol import CANCELLED, ENDED, FAILED, PENDING, RUNNING, SUCCEEDED
+from basilica.places import start_of
+from basilica.runtimes.local import supervisor
+from basilica.runtimes.local.follow import tail_rank
+from basilica.runtimes.local.inotify import IN_CLOEXEC, IN_MODIFY, IN_NONBLOCK
+from basilica.runtimes.local.layout import Key, Layout
+from basilica.runtimes.local.orphans import kill_leftovers
+from basilica.runtimes.local.processes import lives
+from basilica.runtimes.local.records import Claim, Exit, Record, bury, read_record, write_stop
+from basilica.runtimes.local.tracebacks import read_traceback
+
+TOLD = "warden.json"
+NEWS = "news"
+TIME_IS_UP = "time-is-up"
+LOOK_AGAIN_SECONDS = 0.2  # only where the system cannot tell us
+LONGEST_WAIT_SECONDS = 3600.0
+
+
+class Task(TypedDict):
+    """What a warden has to do. `rank_names` are variables for the rank. `owner` is the process (pid, start) without
+    which the gang shall not go on, or None."""
+
+    job: str
+    directory: str
+    argv: list[str]
+    env: dict[str, str]
+    rank_names: list[str]
+    workdir: str
+    replicas: int
+    gpus: bool
+    grace: float
+    timeout: float
+    owner: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """How one replica stands. `ended_at` is None while it has not ended, and where nobody knows."""
+
+    status: str
+    exit_code: int | None = None
+    error: str | None = None
+    ended_at: float | None = None
+
+
+class Gang:
+    def __init__(self, directory: Path, job: str) -> None:
+        self.directory = directory
+        self.job = job
+        self._layout = Layout(directory)
+
+    # ---- looking -------------------------------------------------------------------------------------------------
+
+    def state(self, rank: int) -> State:
+        if not self.directory.is_dir():
+            return State(CANCELLED, error=f"nothing is known of {self.job} (any more): {self.directory} is not there")
+        record = self._record(rank)
+        if record is not None and record.exit is not None:
+            return self._ended(rank, record.exit)
+        warden = self._warden()
+        if record is None:
+            waits = warden is not None
+            return State(PENDING) if waits else State(FAILED, error="it was never started: its warden was killed")
+        if warden is None and _living(record) is None:
+            if os.path.exists(self._layout.stop(Key(self.job, rank, 0))):
+                return State(CANCELLED, error="cancelled")
+            return State(FAILED, error="nobody knows how it ended: its supervisor and its warden were killed")
+        return State(PENDING if record.running is None else RUNNING)
+
+    def _ended(self, rank: int, exit: Exit) -> State:
+        if exit.exit_code == 0:
+            return State(SUCCEEDED, 0, ended_at=exit.finished_at)
+        if exit.stopped and (self.directory / TIME_IS_UP).exists():
+            error = f"stopped, since it had not ended within {self._told().get('timeout', 0):g} s"
+            return State(FAILED, exit.exit_code, error, exit.finished_at)
+        if exit.stopped:
+            return State(CANCELLED, error="cancelled", ended_at=exit.finished_at)
+        return State(FAILED, exit.exit_code, self._why(rank, exit), exit.finished_at)
+
+    def _why(self, rank: int, exit: Exit) -> str:
+        if exit.start_error is not None:
+            return f"could not be started: {exit.start_error}"
+        if exit.reason == "OOMKilled":
+            return f"killed: out of memory (OOMKilled{'' if exit.signal is None else f', {exit.signal}'})"
+        if exit.signal is not None:
+            return f"killed by {exit.signal}"
+        if exit.exit_code is None:
+            return "nobody knows how it ended: the machine was restarted, or its supervisor was killed"
+        stack = read_traceback(self._layout.error(Key(self.job, rank, 0))).splitlines()
+        last_words = (stack or self.lines(rank, 1) or [""])[-1]
+        return f"exited with code {exit.exit_code}" + (f": {last_words}" if last_words else "")
+
+    def result(self, rank: int) -> Any:
+        """What the entrypoint returned; None if there is nothing (yet)."""
+        return _read_json(self._layout.result(self.job, rank))
+
+    def lines(self, rank: int, n_lines: int) -> tuple[str, ...]:
+        return tail_rank(self._layout, self.job, rank, n_lines).lines
+
+    def _record(self, rank: int) -> Record | None:
+        return read_record(self._layout.record(Key(self.job, rank, 0)))
+
+    def _told(self) -> dict[str, Any]:
+        told = _read_json(str(self.directory / TOLD))
+        return told if isinstance(told, dict) else {}
+
+    def _warden(self) -> int | None:
+        """Its pid, if it is alive."""
+        told = self._told()
+        same_boot = bool(told) and told["boot"] == supervisor.boot()
+        return told["pid"] if same_boot and start_of(told["pid"]) == told["start"] else None
+
+    @property
+    def is_tended(self) -> bool:
+        """True while its warden is alive: something of it may still run."""
+        return self._warden() is not None
+
+    # ---- ending --------------------------------------------------------------------------------------------------
+
+    def cancel(self, rank: int, grace: float) -> None:
+        """Ask for the end: SIGTERM, and SIGKILL after the grace. One that has not started never will."""
+        if not self.directory.is_dir():
+            return
+        record = self._record(rank)
+        if record is not None and record.exit is not None:
+            return
+        key = Key(self.job, rank, 0)
+        write_stop(self._layout.stop(key), grace)
+        never_started = Exit(exit_code=None, reason="Cancelled", finished_at=time.time(), stopped=True)
+        if bury(self._layout.record(key), never_started):
+            return
+        record = self._record(rank)
+        if record is not None and record.exit is None and not _signal_supervisor(record.claim):
+            kill_leftovers(self._layout, key, record.claim)  # nobody is left who would wait for a grace
+
+    # ---- waiting -------------------------------------------------------------------------------------------------
+
+    def waitables(self, stack: ExitStack, ranks: Iterable[int]) -> tuple[list[int], bool]:
+        """Descriptors that become readable when something has changed, and whether they tell of everything.
+
+        They must be made before the look that finds nothing new, and are closed by the stack.
+        """
+        warden = self._warden()
+        if warden is not None:
+            watched = [_watch_file(stack, self.directory / NEWS), _watch_process(stack, warden)]
+        else:
+            records = [r for rank in ranks if (r := self._record(rank)) is not None and r.exit is None]
+            watched = [_watch_process(stack, pid) for pid in map(_living, records) if pid is not None]
+        return [fd for fd in watched if fd is not None], None not in watched
+
+    def wait_until_over(self, size: int, deadline: float) -> bool:
+        """True once all replicas have ended and the warden has, too; False if the time is up first."""
+        while True:
+            with told_of_changes({self: list(range(size))}) as bell:
+                if not self.is_tended and all(self.state(rank).status in ENDED for rank in range(size)):
+                    return True
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                bell.wait(left)
+
+
+@contextmanager
+def told_of_changes(wanted: dict[Gang, list[int]]) -> Iterator["Bell"]:
+    """A bell that rings when something has changed since it was made."""
+    with ExitStack() as stack:
+        found = [gang.waitables(stack, ranks) for gang, ranks in wanted.items()]
+        yield Bell([fd for fds, _ in found for fd in fds], all(complete for _, complete in found))
+
+
+class Bell:
+    def __init__(self, descriptors: list[int], complete: bool) -> None:
+        self._poll = select.poll()
+        for fd in descriptors:
+            self._poll.register(fd, select.POLLIN)
+        self._longest = LONGEST_WAIT_SECONDS if complete else LOOK_AGAIN_SECONDS
+
+    def wait(self, seconds: float) -> None:
+        """Return when it rings, when the time is up, or when it is better to look oneself."""
+        self._poll.poll(1000 * max(0.0, min(seconds, self._longest)))
+
+
+def _living(record: Record) -> int | None:
+    """The supervisor if it lives, else the replica itself if that does."""
+    if record.claim.boot != supervisor.boot():
+        return None
+    for process in (record.claim, record.running):
+        if process is not None and lives(process.pid, process.start):
+            return process.pid
+    return None
+
+
+def _signal_supervisor(claim: Claim) -> bool:
+    """Exactly that process: by its descriptor, after a look at when it started. False: it is gone."""
+    if claim.boot != supervisor.boot():
+        return False
+    try:
+        if sys.platform != "linux":
+            os.kill(claim.pid, signal.SIGTERM)
+            return True
+        fd = os.pidfd_open(claim.pid)
+    except ProcessLookupError:
+        return False
+    try:
+        if not lives(claim.pid, claim.start):
+            return False
+        signal.pidfd_send_signal(fd, signal.SIGTERM)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def _watch_process(stack: ExitStack, pid: int) -> int | None:
+    """None: it is gone, or this system cannot tell."""
+    try:
+        fd = os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None
+    stack.callback(os.close, fd)
+    return fd
+
+
+def _watch_file(stack: ExitStack, path: Path) -> int | None:
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd: int = libc.inotify_init1(IN_CLOEXEC | IN_NONBLOCK)
+    if fd < 0:
+        return None
+    stack.callback(os.close, fd)
+    return fd if libc.inotify_add_watch(fd, os.fsencode(path), IN_MODIFY) >= 0 else None
+
+
+def _read_json(path: str) -> Any:
+    """None if it is not there, or not whole."""
+    try:
+        return json.loads(Path(path).read_bytes())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,354 @@
+"""Replicas as processes of this machine.
+
+Each gang has a directory and a warden, a process that drives the local runtime (`basilica.runtimes.local`): the same
+fork server, supervisors, exit records and logs that the control plane uses. The executor itself has no thread and no
+event loop. It works in scripts, in notebooks, and in processes that fork.
+"""
+
+import contextlib
+import json
+import os
+import pickle
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from basilica.core.errors import BasilicaError
+from basilica.executors.gang import NEWS, Gang, State, Task, told_of_changes
+from basilica.executors.protocol import (
+    DAY_SECONDS,
+    ENDED,
+    FAILED,
+    LAUNCH_SECONDS,
+    LOG_LINES,
+    PENDING,
+    RANK_ENV,
+    REPLICA_MODULE,
+    Changes,
+    Entrypoint,
+    OnChange,
+    ReplicaHandle,
+    ReplicaResult,
+    check_backend,
+    check_launch,
+    check_timeout,
+    not_ended,
+    placeholder,
+    replica_environment,
+    replica_result,
+)
+from basilica.places import default_state_dir, start_of
+
+GRACE_SECONDS = 10.0
+CLOSE_SECONDS = 10.0  # that `close` waits longer than the grace
+KEPT_SECONDS = 7 * DAY_SECONDS
+ARGUMENT_BYTES_MAX = 100_000  # more go by file: the kernel takes no longer variable
+
+
+class LocalProcessExecutor:
+    """Replicas as processes of this machine, each in a process group of its own, with its output in a file.
+
+    They run where the caller is: its directory, environment, Python and modules. Nothing outlives its executor: leaving
+    the `with` block, `close()`, and the end of the process, however it ends, stop what still runs. With `detach=True`
+    replicas go on, and their handles tell of them from any process. Files of a gang are kept for a week.
+
+    >>> with LocalProcessExecutor() as executor:                                               # doctest: +SKIP
+    ...     handles = executor.launch_replicas(2, "my_package.train:main", {"steps": 10})
+    ...     print(executor.collect(handles))
+    """
+
+    backend_name = "local"
+    supports_inter_replica_network = True
+
+    def __init__(
+        self,
+        *,
+        state_dir: str | Path | None = None,
+        detach: bool = False,
+        grace_seconds: float = GRACE_SECONDS,
+        run_id: str = "local",
+    ) -> None:
+        """`grace_seconds` is the time between SIGTERM and SIGKILL; `run_id` begins the names of gangs."""
+        base = default_state_dir() / "executors" if state_dir is None else Path(state_dir).expanduser()
+        self._base = base.absolute()
+        self._grace = grace_seconds
+        self._detach = detach
+        self._run_id = run_id
+        self._gangs: list[tuple[Gang, int]] = []
+        self._close = weakref.finalize(self, _close, os.getpid(), self._gangs, grace_seconds, detach)
+
+    def launch_replicas(
+        self,
+        n_replicas: int,
+        entrypoint: Entrypoint,
+        entrypoint_args: Mapping[str, Any],
+        *,
+        gpu: str | None = None,
+        timeout: float = LAUNCH_SECONDS,
+    ) -> list[ReplicaHandle]:
+        """Start the gang. With `gpu`, whatever its name, each replica sees one GPU of this machine; a gang larger than
+        their number shares them. Where there is none, it runs on the CPU.
+        """
+        check_launch(n_replicas, entrypoint, entrypoint_args, timeout, callables=True)
+        if not self._close.alive:
+            raise RuntimeError("this executor is closed: make another")
+        self._forget_old_gangs()
+        job = f"{self._run_id}-{secrets.token_hex(4)}"
+        directory = self._base / job
+        directory.mkdir(mode=0o700, parents=True)
+        try:
+            argv, env = _program(entrypoint, entrypoint_args, n_replicas, directory)
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+        task = Task(
+            job=job,
+            directory=str(directory),
+            argv=argv,
+            env={**os.environ, **env, "REPLICA_JOB": job},
+            rank_names=["REPLICA_RANK", *([entrypoint_args[RANK_ENV]] if entrypoint_args.get(RANK_ENV) else [])],
+            workdir=os.getcwd(),
+            replicas=n_replicas,
+            gpus=gpu is not None,
+            grace=self._grace,
+            timeout=timeout,
+            owner=None if self._detach else (os.getpid(), start_of(os.getpid()) or 0),
+        )
+        gang = Gang(directory, job)
+        try:
+            _start_warden(task)
+        except BaseException:  # Ctrl-C, too: what has started already is not left alone
+            _stop([(gang, n_replicas)], 0.0)
+            _remove(directory)
+            raise
+        self._gangs.append((gang, n_replicas))
+        metadata = {"job_name": job, "directory": str(directory)}
+        if isinstance(entrypoint_args.get("rendezvous_uri"), str):
+            metadata["rendezvous_uri"] = entrypoint_args["rendezvous_uri"]
+        return [ReplicaHandle(rank, self.backend_name, {**metadata, "rank": rank}) for rank in range(n_replicas)]
+
+    def poll(self, handle: ReplicaHandle) -> str:
+        return _gang(handle).state(handle.rank).status
+
+    def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = LOG_LINES) -> str:
+        gang = _gang(handle)
+        lines = gang.lines(handle.rank, n_lines)
+        if not lines:
+            status = gang.state(handle.rank).status
+            return placeholder(handle.rank, "not started / no logs yet" if status == PENDING else "no logs")
+        return "".join(f"{line}\n" for line in lines)
+
+    def cancel(self, handle: ReplicaHandle) -> None:
+        """SIGTERM to this replica, and SIGKILL to all it started after the grace. The others go on."""
+        _gang(handle).cancel(handle.rank, self._grace)
+
+    def collect(
+        self, handles: Sequence[ReplicaHandle], *, timeout: float | None = None, on_change: OnChange | None = None
+    ) -> list[ReplicaResult]:
+        """Wait until every replica has ended; `timeout=None` waits a day. Woken by the gang, not polling."""
+        seconds = check_timeout(timeout, DAY_SECONDS)
+        deadline = time.monotonic() + seconds
+        gangs = _gangs(handles)
+        changes = Changes(on_change)
+        states: dict[int, State] = {}
+        while True:
+            waiting = [place for place, state in enumerate(handles) if not _over(states.get(place))]
+            wanted: dict[Gang, list[int]] = {}
+            for place in waiting:
+                wanted.setdefault(gangs[place], []).append(handles[place].rank)
+            with told_of_changes(wanted) as bell:
+                for place in waiting:
+                    states[place] = gangs[place].state(handles[place].rank)
+                    changes.tell(place, handles[place], states[place].status)
+                left = deadline - time.monotonic()
+                if left <= 0 or all(_over(state) for state in states.values()):
+                    return _results(handles, gangs, states, seconds)
+                bell.wait(left)
+
+    def close(self) -> None:
+        """Stop what still runs and wait until it is gone; with `detach`, let it run. `RuntimeError` if it could not."""
+        left = self._close()
+        self._gangs.clear()
+        if left:
+            raise RuntimeError(f"could not stop {', '.join(left)}")
+
+    def __enter__(self) -> "LocalProcessExecutor":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _forget_old_gangs(self) -> None:
+        """Files of gangs in which nothing has happened for a week. One that still runs is no week old, or is kept."""
+        with contextlib.suppress(OSError):
+            for directory in self._base.iterdir():
+                news = directory / NEWS
+                if news.exists() and time.time() - news.stat().st_mtime > KEPT_SECONDS:
+                    gang = Gang(directory, directory.name)
+                    if not gang.is_tended:
+                        _remove(directory)
+
+
+# ---- what replicas execute ---------------------------------------------------------------------------------------
+
+
+def _program(
+    entrypoint: Entrypoint, arguments: Mapping[str, Any], n_replicas: int, directory: Path
+) -> tuple[list[str], dict[str, str]]:
+    """The command line of a replica and what it finds in its environment."""
+    if isinstance(entrypoint, str):
+        plain, file = _arguments(arguments, directory)
+        env = replica_environment(n_replicas, entrypoint, plain, remote=False)
+        if file is not None:
+            env["REPLICA_ARGS_FILE"] = str(file)
+        env["PYTHONPATH"] = os.pathsep.join(
+            os.path.abspath(place) for place in sys.path if os.path.exists(place or ".")
+        )
+        return [sys.executable, "-u", "-m", REPLICA_MODULE], env
+    from basilica.client.source import ship  # noqa: PLC0415  only functions need it
+
+    passed = {name: value for name, value in arguments.items() if name != RANK_ENV}
+    shipped = ship(entrypoint, kwargs=passed, python=sys.executable)
+    name = getattr(entrypoint, "__qualname__", type(entrypoint).__qualname__)
+    return shipped.argv, replica_environment(n_replicas, name, passed, remote=False) | shipped.env
+
+
+def _arguments(arguments: Mapping[str, Any], directory: Path) -> tuple[dict[str, Any], Path | None]:
+    """Those that travel as JSON, and the file with those that do not: other objects, and long ones."""
+    plain: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    room = ARGUMENT_BYTES_MAX
+    for name, value in arguments.items():
+        try:
+            text = json.dumps(value, allow_nan=False)
+            same = json.loads(text) == value
+        except (TypeError, ValueError):
+            text, same = "", False
+        room -= len(text.encode())
+        (plain if same and room > 0 else others)[name] = value
+    if not others:
+        return plain, None
+    file = directory / "arguments.pickle"
+    for name, value in others.items():
+        try:
+            pickle.dumps(value)
+        except Exception as error:  # whatever the object's own code raises
+            raise ValueError(f"the argument {name!r} ({type(value).__name__}) cannot travel: {error}") from error
+    file.write_bytes(pickle.dumps(others))
+    return plain, file
+
+
+def _start_warden(task: Task) -> None:
+    """Start it and wait until it has started the replicas, or says why it could not."""
+    directory = Path(task["directory"])
+    with (directory / "warden.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "basilica.executors.warden"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            cwd="/",
+            env={**os.environ, "PYTHONPATH": task["env"].get("PYTHONPATH", _python_path())},
+            start_new_session=True,  # a Ctrl-C at the caller's terminal is the caller's
+            text=True,
+        )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process.stdin, process.stdout:
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(task) + "\n")
+            process.stdin.close()
+        answer = process.stdout.readline()
+    process.wait()
+    if answer and "launched" in json.loads(answer):
+        return
+    problem = json.loads(answer)["error"] if answer else (directory / "warden.log").read_text()[-2000:].strip()
+    raise BasilicaError(f"could not launch the replicas: {problem or 'their warden was killed'}")
+
+
+def _python_path() -> str:
+    return os.pathsep.join(os.path.abspath(place) for place in sys.path if place)
+
+
+# ---- results -----------------------------------------------------------------------------------------------------
+
+
+def _gang(handle: ReplicaHandle) -> Gang:
+    check_backend(handle, LocalProcessExecutor.backend_name)
+    return Gang(Path(handle.metadata["directory"]), handle.metadata["job_name"])
+
+
+def _gangs(handles: Sequence[ReplicaHandle]) -> list[Gang]:
+    """The gang of each handle; handles of one gang share it."""
+    made: dict[Path, Gang] = {}
+    return [made.setdefault(gang.directory, gang) for gang in map(_gang, handles)]
+
+
+def _over(state: State | None) -> bool:
+    return state is not None and state.status in ENDED
+
+
+def _results(
+    handles: Sequence[ReplicaHandle], gangs: Sequence[Gang], states: Mapping[int, State], seconds: float
+) -> list[ReplicaResult]:
+    first = _first_failures(handles, gangs, states)
+    results = []
+    for place, handle in enumerate(handles):
+        state, gang = states[place], gangs[place]
+        error = state.error
+        if not _over(state):
+            error = not_ended(state.status, seconds)
+        elif state.status == FAILED and gang.job in first:
+            error = f"{error}; {'it' if first[gang.job] == handle.rank else f'rank {first[gang.job]}'} failed first"
+        results.append(
+            replica_result(
+                handle,
+                state.status,
+                exit_code=state.exit_code,
+                error=error,
+                job_name=gang.job,
+                result=gang.result(handle.rank) if _over(state) else None,
+            )
+        )
+    return results
+
+
+def _first_failures(
+    handles: Sequence[ReplicaHandle], gangs: Sequence[Gang], states: Mapping[int, State]
+) -> dict[str, int]:
+    """By gang, the rank that failed first, where more than one did."""
+    failed: dict[str, list[tuple[float, int]]] = {}
+    for place, state in states.items():
+        if state.status == FAILED and state.ended_at is not None:
+            failed.setdefault(gangs[place].job, []).append((state.ended_at, handles[place].rank))
+    return {job: min(ends)[1] for job, ends in failed.items() if len(ends) > 1}
+
+
+def _close(owner: int, gangs: list[tuple[Gang, int]], grace: float, detach: bool) -> list[str]:
+    """Stop everything and wait for it; the names of gangs that are not gone. A forked child has none of its own."""
+    return [] if detach or os.getpid() != owner else _stop(gangs, grace)
+
+
+def _remove(directory: Path) -> None:
+    """Out of its place first, at once: a supervisor that comes late must find all of it, or nothing.
+
+    With the files gone one by one, it would not find that its replica was cancelled, and start it.
+    """
+    removed = directory.with_name(f".{directory.name}")
+    with contextlib.suppress(FileNotFoundError):
+        directory.rename(removed)
+    shutil.rmtree(removed, ignore_errors=True)
+
+
+def _stop(gangs: list[tuple[Gang, int]], grace: float) -> list[str]:
+    for gang, size in gangs:
+        for rank in range(size):
+            gang.cancel(rank, grace)
+    deadline = time.monotonic() + grace + CLOSE_SECONDS
+    return [gang.job for gang, size in gangs if not gang.wait_until_over(size, deadline)]

@@ -1,0 +1,338 @@
+"""Replicas as calls of a deployed Modal function, each independent: Modal knows no gangs.
+
+Deploy once, with whatever image, volumes and secrets the replicas need; basilica and the module of the entrypoint must
+be in the image:
+
+    import modal
+    from basilica.executors.modal import run_replica
+
+    app = modal.App("diloco")
+    app.function(name="replica", image=image, serialized=True)(run_replica)
+
+Then `ModalSpawnExecutor("diloco", "replica")` spawns calls of it. Written against the interfaces of the `modal` package
+(its signatures are compared in the tests) and tried with a stand-in of its client that runs the calls as local
+processes. Not tried against Modal's service: containers, GPUs, how soon a cancelled call ends, what its log service
+keeps.
+"""
+
+import json
+import math
+import os
+import queue
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from basilica.executors.protocol import (
+    CANCELLED,
+    DAY_SECONDS,
+    ENDED,
+    FAILED,
+    LAUNCH_SECONDS,
+    LOG_LINES,
+    PENDING,
+    RENDEZVOUS_URI,
+    REPLICA_MODULE,
+    RUNNING,
+    SUCCEEDED,
+    Changes,
+    Entrypoint,
+    OnChange,
+    ReplicaHandle,
+    ReplicaResult,
+    check_backend,
+    check_launch,
+    check_timeout,
+    not_ended,
+    placeholder,
+    replica_environment,
+    replica_result,
+)
+from basilica.runtimes.local.tracebacks import read_traceback
+
+GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL, when a replica's time is up or its call is cancelled
+START_SECONDS = 60  # that Modal's own limit is longer than ours, so that ours tells why
+LOG_ENTRIES_MAX = 20_000
+WAITS_AT_ONCE = 64
+
+
+class Outcome(NamedTuple):
+    """How a call stands."""
+
+    status: str
+    exit_code: int | None = None
+    error: str | None = None
+    result: Any = None
+
+
+class ModalSpawnExecutor:
+    """Replicas as calls of a Modal function that was deployed with `run_replica` (see the module).
+
+    `modal_package` stands in for the `modal` package, in tests.
+    """
+
+    backend_name = "modal"
+    supports_inter_replica_network = False
+
+    def __init__(
+        self,
+        app_name: str,
+        function_name: str = "replica",
+        *,
+        environment_name: str | None = None,
+        run_id: str | None = None,
+        modal_package: Any = None,
+    ) -> None:
+        if modal_package is None:
+            try:
+                import modal as modal_package  # noqa: PLC0415  each optional package is loaded by its executor
+            except ImportError:
+                raise RuntimeError("ModalSpawnExecutor needs modal: pip install 'basilica[modal]'") from None
+        self._modal = modal_package
+        self._app_name = app_name
+        self._function_name = function_name
+        self._environment_name = environment_name
+        self._run_id = run_id or "diloco"
+
+    def launch_replicas(
+        self,
+        n_replicas: int,
+        entrypoint: Entrypoint,
+        entrypoint_args: Mapping[str, Any],
+        *,
+        gpu: str | None = None,
+        timeout: float = LAUNCH_SECONDS,
+    ) -> list[ReplicaHandle]:
+        """Spawn the calls. `gpu` is Modal's name of one. If one cannot be spawned, those before it are cancelled."""
+        check_launch(n_replicas, entrypoint, entrypoint_args, timeout, callables=False)
+        job = f"{self._run_id}-{secrets.token_hex(4)}"
+        common = replica_environment(n_replicas, str(entrypoint), entrypoint_args, remote=True) | {"REPLICA_JOB": job}
+        options: dict[str, Any] = {"timeout": math.ceil(timeout + GRACE_SECONDS) + START_SECONDS}
+        if gpu is not None:
+            options["gpu"] = gpu
+        named = self._modal.Function.from_name(
+            self._app_name, self._function_name, environment_name=self._environment_name
+        )
+        function = named.with_options(**options)
+        metadata: dict[str, Any] = {"job_name": job}
+        if isinstance(entrypoint_args.get(RENDEZVOUS_URI), str):
+            metadata[RENDEZVOUS_URI] = entrypoint_args[RENDEZVOUS_URI]
+        handles: list[ReplicaHandle] = []
+        for rank in range(n_replicas):
+            try:
+                call = function.spawn({**common, "REPLICA_RANK": str(rank)}, timeout)
+            except Exception as error:  # whatever it was, the others must not go on alone
+                self._cancel_all(handles, error)
+                raise
+            own = {"function_call_id": call.object_id, "rank": rank}
+            handles.append(ReplicaHandle(rank, self.backend_name, metadata | own))
+        return handles
+
+    def poll(self, handle: ReplicaHandle) -> str:
+        return self._look(handle, 0.0).status
+
+    def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = LOG_LINES) -> str:
+        call = self._call(handle)
+        try:
+            text = "".join(entry.message for entry in call.logs.tail(min(n_lines, LOG_ENTRIES_MAX)))
+        except self._modal.exception.NotFoundError:
+            return placeholder(handle.rank, "no such function call")
+        lines = text.splitlines()[-n_lines:]
+        if not lines:
+            return placeholder(handle.rank, "call not started / no logs yet")
+        return "".join(f"{line}\n" for line in lines)
+
+    def cancel(self, handle: ReplicaHandle) -> None:
+        """Cancel this replica's call; the others go on."""
+        with suppress(self._modal.exception.NotFoundError):
+            self._call(handle).cancel()
+
+    def collect(
+        self, handles: Sequence[ReplicaHandle], *, timeout: float | None = None, on_change: OnChange | None = None
+    ) -> list[ReplicaResult]:
+        """Wait until every call has ended; `timeout=None` waits a day.
+
+        Each call is waited for by a thread of its own, at most 64 at a time: Modal answers when a call has ended, and
+        has no answer for several at once.
+        """
+        seconds = check_timeout(timeout, DAY_SECONDS)
+        deadline = time.monotonic() + seconds
+        changes = Changes(on_change)
+        outcomes: dict[int, Outcome] = {}
+        for place, handle in enumerate(handles):
+            outcomes[place] = self._look(handle, 0.0)
+            changes.tell(place, handle, outcomes[place].status)
+        waiting = [place for place, outcome in outcomes.items() if outcome.status not in ENDED]
+        for place, outcome in _Ends(self._look, handles, waiting, deadline):
+            outcomes[place] = outcome
+            changes.tell(place, handles[place], outcome.status)
+        return [_result(handle, outcomes[place], seconds) for place, handle in enumerate(handles)]
+
+    # ---- asking Modal --------------------------------------------------------------------------------------------
+
+    def _call(self, handle: ReplicaHandle) -> Any:
+        check_backend(handle, self.backend_name)
+        return self._modal.FunctionCall.from_id(handle.metadata["function_call_id"])
+
+    def _look(self, handle: ReplicaHandle, wait: float) -> Outcome:
+        """How the call stands, as soon as it has ended or the time is up. Trouble on the way to Modal is raised."""
+        problems = self._modal.exception
+        call = self._call(handle)
+        try:
+            answer = call.get(timeout=wait)
+        except TimeoutError:
+            return Outcome(self._unended(call, handle))
+        except problems.NotFoundError:
+            return Outcome(CANCELLED, error="there is no such function call")
+        except problems.OutputExpiredError:
+            return Outcome(FAILED, error="nobody knows any more how it ended: Modal has forgotten the call")
+        except problems.InputCancellation:
+            return Outcome(CANCELLED, error="cancelled")
+        except (problems.RemoteError, problems.InternalFailure, problems.ExecutionError) as error:
+            if self._input_status(call, handle) == "TERMINATED":
+                return Outcome(CANCELLED, error="cancelled")
+            return Outcome(FAILED, error=str(error) or type(error).__name__)
+        except problems.FunctionTimeoutError as error:
+            return Outcome(FAILED, error=f"stopped by Modal, since its time was up: {error}")
+        if answer["exit_code"] == 0:
+            return Outcome(SUCCEEDED, 0, result=answer["result"])
+        return Outcome(FAILED, answer["exit_code"], answer["error"])
+
+    def _unended(self, call: Any, handle: ReplicaHandle) -> str:
+        """Modal says `PENDING` of both: one that runs has a container."""
+        found = self._input(call, handle)
+        return RUNNING if found is not None and found.task_id else PENDING
+
+    def _input_status(self, call: Any, handle: ReplicaHandle) -> str | None:
+        found = self._input(call, handle)
+        return None if found is None else str(found.status.name)
+
+    def _input(self, call: Any, handle: ReplicaHandle) -> Any:
+        """What the call graph says of this call."""
+        nodes = list(call.get_call_graph())
+        for node in nodes:
+            nodes += node.children
+            if node.function_call_id == handle.metadata["function_call_id"]:
+                return node
+        return None
+
+    def _cancel_all(self, handles: Sequence[ReplicaHandle], error: Exception) -> None:
+        """Cancel what was spawned before the error, and say which could not be."""
+        left = []
+        for handle in handles:
+            try:
+                self.cancel(handle)
+            except self._modal.exception.Error:
+                left.append(str(handle.metadata["function_call_id"]))
+        if left:
+            error.add_note(f"still there, and to be cancelled by hand: {', '.join(left)}")
+
+
+class _Ends:
+    """Waits for several calls at once and gives (place, outcome) as they end; at the deadline, how the rest stands."""
+
+    def __init__(
+        self,
+        look: Callable[[ReplicaHandle, float], Outcome],
+        handles: Sequence[ReplicaHandle],
+        waiting: Sequence[int],
+        deadline: float,
+    ) -> None:
+        self._look = look
+        self._handles = handles
+        self._todo: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[int, Outcome | BaseException]] = queue.SimpleQueue()
+        self._expected = len(waiting)
+        self._deadline = deadline
+        for place in waiting:
+            self._todo.put(place)
+        for _ in range(min(WAITS_AT_ONCE, len(waiting))):
+            threading.Thread(target=self._wait, daemon=True).start()
+
+    def _wait(self) -> None:
+        while True:
+            try:
+                place = self._todo.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                left = max(0.0, self._deadline - time.monotonic())
+                self._done.put((place, self._look(self._handles[place], left)))
+            except BaseException as error:  # noqa: BLE001  raised where somebody waits for it
+                self._done.put((place, error))
+
+    def __iter__(self) -> "_Ends":
+        return self
+
+    def __next__(self) -> tuple[int, Outcome]:
+        if not self._expected:
+            raise StopIteration
+        self._expected -= 1
+        place, outcome = self._done.get()
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return place, outcome
+
+
+def _result(handle: ReplicaHandle, outcome: Outcome, seconds: float) -> ReplicaResult:
+    ended = outcome.status in ENDED
+    return replica_result(
+        handle,
+        outcome.status,
+        exit_code=outcome.exit_code,
+        error=outcome.error if ended else not_ended(outcome.status, seconds),
+        job_name=handle.metadata["job_name"],
+        result=outcome.result,
+    )
+
+
+# ---- what runs there ---------------------------------------------------------------------------------------------
+
+
+def run_replica(variables: Mapping[str, str], timeout: float) -> dict[str, Any]:
+    """The function to deploy: one replica as a process of its own, so that its exit code and its end are real."""
+    with tempfile.TemporaryDirectory() as place:
+        result_file, error_file = Path(place) / "result.json", Path(place) / "error.json"
+        files = {"BASILICA_RESULT_FILE": str(result_file), "TORCHELASTIC_ERROR_FILE": str(error_file)}
+        process = subprocess.Popen(
+            [sys.executable, "-u", "-m", REPLICA_MODULE],
+            env={**os.environ, **variables, **files},
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(timeout)
+            problem = None
+        except subprocess.TimeoutExpired:
+            code, problem = _end(process), f"stopped, since it had not ended within {timeout:g} s"
+        except BaseException:  # the call was cancelled
+            _end(process)
+            raise
+        if code == 0 and problem is None:
+            stored = json.loads(result_file.read_bytes()) if result_file.exists() else None
+            return {"exit_code": 0, "result": stored}
+        said = "".join(read_traceback(str(error_file)).splitlines()[-1:])
+        exit_code = 128 - code if code < 0 else code
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        return {"exit_code": exit_code or 1, "error": problem or (f"{how}: {said}" if said else how)}
+
+
+def _end(process: subprocess.Popen[bytes]) -> int:
+    """SIGTERM, and SIGKILL to all that is left of its group."""
+    _signal(process, signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(GRACE_SECONDS)
+    _signal(process, signal.SIGKILL)
+    return process.wait()
+
+
+def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)

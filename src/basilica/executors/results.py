@@ -1,0 +1,63 @@
+"""Reading what remote replicas stored of their results in the rendezvous (see `diloco/replica_entrypoint.py`)."""
+
+import json
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypedDict
+
+from basilica.diloco.replica_entrypoint import local_path, object_store, result_key
+
+READS_AT_ONCE = 16
+
+
+class StoredResult(TypedDict, total=False):
+    """What one replica stored: its exit code, and its result or its error."""
+
+    job: str | None
+    rank: int
+    exit_code: int
+    result: Any
+    error: str
+
+
+def read_results(uri: str | None, job: str, ranks: Iterable[int]) -> dict[int, StoredResult]:
+    """By rank, what those replicas stored; a result that another gang left at the same place does not count.
+
+    `OSError` and the store's own errors are raised: "there is no result" and "nobody could look" are not the same.
+    """
+    if not uri or uri.startswith("memory:"):
+        return {}
+    directory = local_path(uri)
+    if directory is not None:
+        return _ours(job, ((rank, _read_file(str(directory / result_key(rank)))) for rank in ranks))
+    store = object_store(uri)
+    import obstore  # noqa: PLC0415  after `object_store`, which says what to install
+
+    def read(rank: int) -> bytes | None:
+        try:
+            return bytes(obstore.get(store, result_key(rank)).bytes())
+        except FileNotFoundError:
+            return None
+
+    wanted = list(ranks)
+    with ThreadPoolExecutor(READS_AT_ONCE) as pool:
+        return _ours(job, zip(wanted, pool.map(read, wanted), strict=True))
+
+
+def _read_file(path: str) -> bytes | None:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+
+
+def _ours(job: str, found: Iterable[tuple[int, bytes | None]]) -> dict[int, StoredResult]:
+    results = {}
+    for rank, data in found:
+        if data is None:
+            continue
+        document: StoredResult = json.loads(data)
+        if document.get("job") in (None, job):
+            results[rank] = document
+    return results

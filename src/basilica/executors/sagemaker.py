@@ -1,0 +1,357 @@
+"""Replicas as SageMaker training jobs, one job each.
+
+Tried against moto's server over HTTP, with the containers run as local processes: requests, states, CloudWatch logs,
+stopping, failure reasons, results through S3. Not tried against AWS itself: instance capacity, IAM, VPC, image pulls,
+spot interruptions, throttling by the service (it is left to botocore's adaptive retries).
+
+SageMaker tells nobody when a job changes, so `collect` asks: one `ListTrainingJobs` page per hundred replicas and
+round, with growing pauses, and one `DescribeTrainingJob` for each job that did not succeed.
+"""
+
+import math
+import re
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from basilica.executors.protocol import (
+    CANCELLED,
+    DAY_SECONDS,
+    ENDED,
+    FAILED,
+    LAUNCH_SECONDS,
+    LOG_LINES,
+    PENDING,
+    RENDEZVOUS_URI,
+    REPLICA_MODULE,
+    RUNNING,
+    SUCCEEDED,
+    Changes,
+    Entrypoint,
+    OnChange,
+    ReplicaHandle,
+    ReplicaResult,
+    check_backend,
+    check_launch,
+    check_timeout,
+    not_ended,
+    placeholder,
+    replica_environment,
+    replica_result,
+)
+from basilica.executors.results import read_results
+
+INSTANCE_TYPES = {
+    "A100": "ml.p4d.24xlarge",
+    "H100": "ml.p5.48xlarge",
+    "A10G": "ml.g5.xlarge",
+    "T4": "ml.g4dn.xlarge",
+}
+LOG_GROUP = "/aws/sagemaker/TrainingJobs"
+FAILURE_FILE = "/opt/ml/output/failure"  # SageMaker shows what a container writes there as the reason
+VALUE_CHARACTERS_MAX = 512  # of one variable; SageMaker takes no longer ones
+VARIABLES_MAX = 100
+PAGE = 100
+FIRST_PAUSE_SECONDS = 2.0
+LONGEST_PAUSE_SECONDS = 30.0
+WAITING_STAGES = frozenset({
+    "Starting", "Pending", "LaunchingMLInstances", "PreparingTrainingStack", "Downloading", "DownloadingTrainingImage",
+    "Restarting",
+})  # fmt: skip
+OUT_OF_TIME = frozenset({"MaxRuntimeExceeded", "MaxWaitTimeExceeded"})
+
+_RUN_ID = re.compile(r"[a-zA-Z0-9](?:-*[a-zA-Z0-9]){0,40}")
+_EXIT_CODE = re.compile(r"exit code:? (\d+)", re.IGNORECASE)
+
+
+class SageMakerExecutor:
+    """Replicas as training jobs of SageMaker.
+
+    `image` must have Python, basilica and the module of the entrypoint in it. `role_arn` is what the jobs may do, with
+    S3 access to `output_path` and to the rendezvous. Clients are made with boto3's own configuration unless injected.
+    """
+
+    backend_name = "sagemaker"
+    supports_inter_replica_network = False
+
+    def __init__(
+        self,
+        image: str,
+        role_arn: str,
+        output_path: str,
+        *,
+        instance_type: str = "ml.m5.xlarge",
+        volume_size_gb: int = 30,
+        command: Sequence[str] | None = None,
+        environment: Mapping[str, str] | None = None,
+        subnets: Sequence[str] = (),
+        security_group_ids: Sequence[str] = (),
+        run_id: str | None = None,
+        region_name: str | None = None,
+        sagemaker_client: Any = None,
+        logs_client: Any = None,
+        first_pause_seconds: float = FIRST_PAUSE_SECONDS,
+    ) -> None:
+        try:
+            import boto3  # noqa: PLC0415  each optional package is loaded by its executor
+            from botocore.config import Config  # noqa: PLC0415
+            from botocore.exceptions import ClientError  # noqa: PLC0415
+        except ImportError:
+            raise RuntimeError("SageMakerExecutor needs boto3: pip install 'basilica[sagemaker]'") from None
+        if run_id is not None and not _RUN_ID.fullmatch(run_id):
+            raise ValueError(f"run_id {run_id!r}: SageMaker takes letters, digits and '-', at most 41 of them")
+        if not output_path.startswith("s3://"):
+            raise ValueError(f"output_path {output_path!r} must be an s3:// URI: SageMaker asks for one")
+        retries = Config(retries={"mode": "adaptive", "max_attempts": 10})
+        self._error = ClientError
+        self._sagemaker = sagemaker_client or boto3.client("sagemaker", region_name=region_name, config=retries)
+        self._logs = logs_client or boto3.client("logs", region_name=region_name, config=retries)
+        self._image = image
+        self._role = role_arn
+        self._output = output_path
+        self._instance_type = instance_type
+        self._volume_gb = volume_size_gb
+        self._command = list(command or ["python", "-u", "-m", REPLICA_MODULE])
+        self._environment = dict(environment or {})
+        self._vpc = {"Subnets": list(subnets), "SecurityGroupIds": list(security_group_ids)} if subnets else None
+        self._run_id = run_id or "diloco"
+        self._first_pause = first_pause_seconds
+
+    def launch_replicas(
+        self,
+        n_replicas: int,
+        entrypoint: Entrypoint,
+        entrypoint_args: Mapping[str, Any],
+        *,
+        gpu: str | None = None,
+        timeout: float = LAUNCH_SECONDS,
+    ) -> list[ReplicaHandle]:
+        """Create the jobs. `gpu` chooses the instance: A100, H100, A10G or T4, or the name of one (`ml.…`).
+
+        If one cannot be created, those before it are stopped, and the error is raised.
+        """
+        check_launch(n_replicas, entrypoint, entrypoint_args, timeout, callables=False)
+        gang = f"{self._run_id}-{secrets.token_hex(4)}"
+        environment = self._common_environment(n_replicas, str(entrypoint), entrypoint_args, gang)
+        instance_type = self._instance(gpu)
+        metadata: dict[str, Any] = {"gang": gang}
+        if isinstance(entrypoint_args.get(RENDEZVOUS_URI), str):
+            metadata[RENDEZVOUS_URI] = entrypoint_args[RENDEZVOUS_URI]
+        handles: list[ReplicaHandle] = []
+        for rank in range(n_replicas):
+            job = f"{gang}-{rank}"
+            variables = {**environment, "REPLICA_RANK": str(rank)}
+            try:
+                self._sagemaker.create_training_job(**self._request(job, variables, instance_type, timeout))
+            except Exception as error:  # whatever it was, the others must not go on alone
+                self._stop_all(handles, error)
+                raise
+            handles.append(ReplicaHandle(rank, self.backend_name, {**metadata, "job_name": job, "rank": rank}))
+        return handles
+
+    def poll(self, handle: ReplicaHandle) -> str:
+        return str(self._describe(handle)["status"])
+
+    def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = LOG_LINES) -> str:
+        check_backend(handle, self.backend_name)
+        job = handle.metadata["job_name"]
+        try:
+            found = self._logs.describe_log_streams(logGroupName=LOG_GROUP, logStreamNamePrefix=f"{job}/")
+        except self._error as error:
+            if _code(error) != "ResourceNotFoundException":
+                raise
+            found = {}
+        streams = [stream["logStreamName"] for stream in found.get("logStreams", ())]
+        lines: list[str] = []
+        for stream in streams:
+            events = self._logs.get_log_events(
+                logGroupName=LOG_GROUP, logStreamName=stream, limit=n_lines, startFromHead=False
+            )
+            lines += [event["message"].rstrip("\n") for event in events["events"]]
+        if not lines:
+            return placeholder(handle.rank, "training job not started / no logs yet")
+        return "".join(f"{line}\n" for line in lines[-n_lines:])
+
+    def cancel(self, handle: ReplicaHandle) -> None:
+        """Stop this replica's job; the others go on."""
+        check_backend(handle, self.backend_name)
+        try:
+            self._sagemaker.stop_training_job(TrainingJobName=handle.metadata["job_name"])
+        except self._error as error:
+            # A validation error is SageMaker's word for both "no such job" and "it has ended already".
+            if _code(error) not in ("ValidationException", "ResourceNotFound"):
+                raise
+
+    def collect(
+        self, handles: Sequence[ReplicaHandle], *, timeout: float | None = None, on_change: OnChange | None = None
+    ) -> list[ReplicaResult]:
+        """Wait until every job has ended; `timeout=None` waits a day."""
+        seconds = check_timeout(timeout, DAY_SECONDS)
+        deadline = time.monotonic() + seconds
+        changes = Changes(on_change)
+        results: dict[int, ReplicaResult] = {}
+        pause = self._first_pause
+        while True:
+            waiting = [place for place in range(len(handles)) if place not in results]
+            statuses = self._list([handles[place] for place in waiting])
+            left = deadline - time.monotonic()
+            for place, status in zip(waiting, statuses, strict=True):
+                if status in ENDED:
+                    results[place] = self._result(handles[place], status)
+                    changes.tell(place, handles[place], results[place]["status"])
+                    continue
+                changes.tell(place, handles[place], status)
+                if left <= 0:
+                    results[place] = replica_result(
+                        handles[place], status, error=not_ended(status, seconds), job_name=_job(handles[place])
+                    )
+            if len(results) == len(handles):
+                return self._with_stored(handles, [results[place] for place in range(len(handles))])
+            time.sleep(max(0.0, min(pause, left)))
+            pause = min(pause * 1.5, LONGEST_PAUSE_SECONDS)
+
+    # ---- asking SageMaker ----------------------------------------------------------------------------------------
+
+    def _list(self, handles: Sequence[ReplicaHandle]) -> list[str]:
+        """The status of each, by a listing per gang; one that is in no listing is looked up by its name."""
+        for handle in handles:
+            check_backend(handle, self.backend_name)
+        found: dict[str, str] = {}
+        for gang in dict.fromkeys(handle.metadata["gang"] for handle in handles):
+            pages = self._sagemaker.get_paginator("list_training_jobs").paginate(
+                NameContains=f"{gang}-", PaginationConfig={"PageSize": PAGE}
+            )
+            for page in pages:
+                for job in page["TrainingJobSummaries"]:
+                    found[job["TrainingJobName"]] = _status(job)
+        return [found.get(_job(handle)) or self._describe(handle)["status"] for handle in handles]
+
+    def _describe(self, handle: ReplicaHandle) -> dict[str, Any]:
+        check_backend(handle, self.backend_name)
+        try:
+            job = self._sagemaker.describe_training_job(TrainingJobName=_job(handle))
+        except self._error as error:
+            if _code(error) not in ("ValidationException", "ResourceNotFound"):
+                raise
+            return {"status": CANCELLED, "reason": f"there is no training job {_job(handle)!r}"}
+        status = _status(job)
+        reason = job.get("FailureReason") or ""
+        if job.get("SecondaryStatus") in OUT_OF_TIME:
+            limit = job.get("StoppingCondition", {}).get("MaxRuntimeInSeconds", 0)
+            reason = f"stopped, since it had not ended within {limit:g} s"
+        return {"status": status, "reason": reason}
+
+    def _result(self, handle: ReplicaHandle, status: str) -> ReplicaResult:
+        if status == SUCCEEDED:
+            return replica_result(handle, status, job_name=_job(handle))
+        described = self._describe(handle)
+        reason = described["reason"] or ("cancelled" if described["status"] == CANCELLED else "the training job failed")
+        code = _EXIT_CODE.search(reason)
+        return replica_result(
+            handle,
+            described["status"],
+            exit_code=None if code is None else int(code[1]),
+            error=reason,
+            job_name=_job(handle),
+        )
+
+    def _with_stored(self, handles: Sequence[ReplicaHandle], results: list[ReplicaResult]) -> list[ReplicaResult]:
+        """What replicas stored in the rendezvous, else where that is."""
+        by_gang: dict[tuple[str | None, str], list[int]] = {}
+        for place, handle in enumerate(handles):
+            if results[place]["status"] in (SUCCEEDED, FAILED):
+                key = (handle.metadata.get(RENDEZVOUS_URI), handle.metadata["gang"])
+                by_gang.setdefault(key, []).append(place)
+        for (uri, gang), places in by_gang.items():
+            stored = read_results(uri, gang, [handles[place].rank for place in places])
+            for place in places:
+                mine = stored.get(handles[place].rank, {})
+                results[place]["result"] = mine.get("result", uri)
+        return results
+
+    # ---- requests ------------------------------------------------------------------------------------------------
+
+    def _request(self, job: str, variables: Mapping[str, str], instance_type: str, timeout: float) -> dict[str, Any]:
+        request: dict[str, Any] = {
+            "TrainingJobName": job,
+            "AlgorithmSpecification": {
+                "TrainingImage": self._image,
+                "TrainingInputMode": "File",
+                "ContainerEntrypoint": self._command,
+            },
+            "RoleArn": self._role,
+            "OutputDataConfig": {"S3OutputPath": self._output},
+            "ResourceConfig": {
+                "InstanceType": instance_type,
+                "InstanceCount": 1,
+                "VolumeSizeInGB": self._volume_gb,
+            },
+            "StoppingCondition": {"MaxRuntimeInSeconds": math.ceil(timeout)},
+            "Environment": dict(variables),
+            "Tags": [{"Key": "app", "Value": "basilica"}],
+        }
+        return request if self._vpc is None else request | {"VpcConfig": self._vpc}
+
+    def _common_environment(
+        self, n_replicas: int, entrypoint: str, arguments: Mapping[str, Any], gang: str
+    ) -> dict[str, str]:
+        found = replica_environment(n_replicas, entrypoint, arguments, remote=True)
+        found |= {**self._environment, "REPLICA_JOB": gang, "REPLICA_FAILURE_FILE": FAILURE_FILE}
+        text = found["ENTRYPOINT_ARGS"]
+        if len(text) > VALUE_CHARACTERS_MAX:
+            del found["ENTRYPOINT_ARGS"]
+            starts = range(0, len(text), VALUE_CHARACTERS_MAX)
+            pieces = [text[start : start + VALUE_CHARACTERS_MAX] for start in starts]
+            found |= {f"ENTRYPOINT_ARGS_{number}": piece for number, piece in enumerate(pieces)}
+            found = {name: value for name, value in found.items() if len(value) <= VALUE_CHARACTERS_MAX}
+        if len(found) >= VARIABLES_MAX:
+            raise ValueError(
+                f"entrypoint_args are {len(text)} characters as JSON, more than SageMaker takes: "
+                "keep them in the object store and pass where they are"
+            )
+        return found
+
+    def _instance(self, gpu: str | None) -> str:
+        if gpu is None:
+            return self._instance_type
+        if gpu.startswith("ml."):
+            return gpu
+        if gpu not in INSTANCE_TYPES:
+            raise ValueError(f"gpu {gpu!r}: say {', '.join(INSTANCE_TYPES)}, or an instance type such as ml.g6.xlarge")
+        return INSTANCE_TYPES[gpu]
+
+    def _stop_all(self, handles: Sequence[ReplicaHandle], error: Exception) -> None:
+        """Stop what was created before the error, and say which could not be stopped."""
+        left = []
+        for handle in handles:
+            try:
+                self.cancel(handle)
+            except self._error:
+                left.append(_job(handle))
+        if left:
+            error.add_note(f"still there, and to be stopped by hand: {', '.join(left)}")
+
+
+def _job(handle: ReplicaHandle) -> str:
+    return str(handle.metadata["job_name"])
+
+
+def _status(job: Mapping[str, Any]) -> str:
+    """From a description or a row of a listing. A job that ran out of time is `Stopped` for SageMaker."""
+    stage = job.get("SecondaryStatus", "")
+    match job["TrainingJobStatus"]:
+        case "Completed":
+            return SUCCEEDED
+        case "Failed":
+            return FAILED
+        case "Stopped":
+            return FAILED if stage in OUT_OF_TIME else CANCELLED
+        case "Stopping":
+            return RUNNING
+        case _:
+            return PENDING if stage in WAITING_STAGES else RUNNING
+
+
+def _code(error: Any) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))

@@ -1,0 +1,219 @@
+"""The process that looks after one local gang: `python -m basilica.executors.warden`, with its task as JSON on stdin.
+
+It has the replicas started by the local runtime's fork server, each under a supervisor that writes down how it ends.
+It stops them when their time is up, and when the process that wanted them is gone. What is known of them is in files
+(see `gang.py`), so any process can look; the warden says that they have changed by writing to one of them. It ends when
+the last replica has. If it is killed itself, replicas go on under their supervisors.
+"""
+
+import asyncio
+import json
+import os
+import resource
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from basilica.core.errors import BasilicaError, RuntimeUnavailable
+from basilica.executors.gang import NEWS, TIME_IS_UP, TOLD, Gang, Task
+from basilica.places import start_of
+from basilica.runtimes.local.forkserver import ForkServer
+from basilica.runtimes.local.gpus import ask_nvidia_smi
+from basilica.runtimes.local.layout import Key, Layout
+from basilica.runtimes.local.orphans import bury_orphan
+from basilica.runtimes.local.processes import Watch
+from basilica.runtimes.local.records import Exit, append_exit, bury, read_record
+from basilica.runtimes.local.supervisor import boot
+from basilica.runtimes.local.task import RankTask, StartRequest
+from basilica.runtimes.local.wakeups import Wakeups
+
+LOG_BYTES_MAX = 64 << 20
+
+
+class Warden:
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.directory = Path(task["directory"])
+        self.layout = Layout(self.directory)
+        self.gang = Gang(self.directory, task["job"])
+
+    async def tend(self) -> None:
+        """From the start of the first replica to the end of the last."""
+        descriptors = _more_descriptors()
+        self.layout.checkpoints(self.task["job"]).mkdir(mode=0o700, parents=True)
+        self.layout.results(self.task["job"]).mkdir(mode=0o700)
+        self._introduce()
+        wakeups = Wakeups(self.layout.wake, lambda _: self._tell_news(), self._tell_news)
+        supervisors = await self._launch(descriptors)
+        owner = self._watch_owner()
+        deadline = asyncio.get_running_loop().call_later(self.task["timeout"], self._time_is_up)
+        _answer({"launched": True})
+        await asyncio.gather(*(self._see_to_its_end(rank, pid) for rank, pid in enumerate(supervisors)))
+        deadline.cancel()
+        wakeups.close()
+        if owner is not None:
+            owner.close()
+
+    def _introduce(self) -> None:
+        me = {
+            "pid": os.getpid(),
+            "start": start_of(os.getpid()),
+            "boot": boot(),
+            "timeout": self.task["timeout"],
+        }
+        (self.directory / NEWS).touch()
+        draft = self.directory / f"{TOLD}.draft"
+        draft.write_text(json.dumps(me))
+        draft.rename(self.directory / TOLD)
+
+    # ---- starting ------------------------------------------------------------------------------------------------
+
+    async def _launch(self, descriptors: int) -> list[int]:
+        """The pids of the supervisors, by rank. The fork server is not needed any more after that."""
+        visible = await self._visible_gpus()
+        server = ForkServer(python=sys.executable, complaints=self.layout.complaints, descriptors=descriptors)
+        try:
+            reply = await server.start_ranks(self._request(visible))
+        finally:
+            await server.close()
+        if reply["error"] is not None:
+            self._stop_all(0.0)
+            raise RuntimeUnavailable(reply["error"])
+        return reply["pids"]
+
+    async def _visible_gpus(self) -> list[str]:
+        """Indexes of the GPUs to give out in turn: a gang larger than their number shares them."""
+        return [str(gpu.index) for gpu in (await ask_nvidia_smi()).gpus] if self.task["gpus"] else []
+
+    def _request(self, gpus: list[str]) -> StartRequest:
+        task = self.task
+        return StartRequest(
+            argv=task["argv"],
+            env={
+                **task["env"],
+                "BASILICA_CHECKPOINT_DIR": str(self.layout.checkpoints(task["job"])),
+                "WORLD_SIZE": str(task["replicas"]),
+                "LOCAL_RANK": "0",
+                "PYTHONUNBUFFERED": "1",
+            },
+            cwd=task["workdir"],
+            grace=task["grace"],
+            memory_limit=None,
+            log_limit=LOG_BYTES_MAX,
+            wake=str(self.layout.wake),
+            ranks=[self._rank(rank, gpus) for rank in range(task["replicas"])],
+        )
+
+    def _rank(self, rank: int, gpus: list[str]) -> RankTask:
+        job = self.task["job"]
+        env = dict.fromkeys([*self.task["rank_names"], "RANK", "BASILICA_RANK"], str(rank))
+        env |= {
+            "BASILICA_ATTEMPT": "0",
+            "BASILICA_RESULT_FILE": self.layout.result(job, rank),
+            "TORCHELASTIC_ERROR_FILE": self.layout.error(Key(job, rank, 0)),
+        }
+        if gpus:
+            env["CUDA_VISIBLE_DEVICES"] = gpus[rank % len(gpus)]
+        return RankTask(
+            instance=job,
+            rank=rank,
+            attempt=0,
+            directory=str(self.layout.rank(job, rank)),
+            argv=None,
+            env=env,
+            gpus=[],
+            cgroups=[],
+            memory_events=None,
+            kill_file=None,
+            freezer=None,
+        )
+
+    # ---- ending --------------------------------------------------------------------------------------------------
+
+    async def _see_to_its_end(self, rank: int, supervisor: int) -> None:
+        """Until the record says how the replica ended: written by its supervisor, or by us if that was killed."""
+        await _gone(supervisor, None)
+        key = Key(self.task["job"], rank, 0)
+        path = self.layout.record(key)
+        record = read_record(path)
+        if record is None:
+            problem = f"its supervisor could not begin; see {self.layout.complaints}"
+            bury(path, Exit(exit_code=None, reason="StartError", finished_at=time.time(), start_error=problem))
+        elif record.exit is None:
+            if record.running is not None:
+                await _gone(record.running.pid, record.running.start)
+            append_exit(path, await bury_orphan(self.layout, key, record.claim))
+        self._tell_news()
+
+    def _watch_owner(self) -> Watch | None:
+        if self.task["owner"] is None:
+            return None
+        try:
+            return Watch(*self.task["owner"], self._owner_is_gone)
+        except ProcessLookupError:
+            self._owner_is_gone()
+            return None
+
+    def _owner_is_gone(self) -> None:
+        self.task["owner"] = None
+        self._stop_all(self.task["grace"])
+
+    def _time_is_up(self) -> None:
+        with suppress(OSError):  # no room to say why: they are stopped all the same
+            (self.directory / TIME_IS_UP).touch()
+        self._stop_all(self.task["grace"])
+
+    def _stop_all(self, grace: float) -> None:
+        for rank in range(self.task["replicas"]):
+            self.gang.cancel(rank, grace)
+
+    def _tell_news(self) -> None:
+        with suppress(OSError), (self.directory / NEWS).open("ab") as news:  # a full disk: our end tells, too
+            news.write(b".")
+
+
+async def _gone(pid: int, start: int | None) -> None:
+    gone = asyncio.Event()
+    try:
+        watch = Watch(pid, start, gone.set)
+    except ProcessLookupError:
+        return
+    await gone.wait()
+    watch.close()
+
+
+def _more_descriptors() -> int:
+    """Each live replica takes one of ours; what replicas get is the limit as it was, which is returned."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # some systems allow less than they say
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return soft
+
+
+def _answer(message: dict[str, object]) -> None:
+    """To whoever started us, once; nobody reads on."""
+    with suppress(BrokenPipeError):
+        sys.stdout.write(json.dumps(message) + "\n")
+        sys.stdout.flush()
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+
+def main() -> int:
+    task: Task = json.loads(sys.stdin.readline())
+    if os.fork():
+        os._exit(0)  # whoever started us need not bury us one day
+    try:
+        asyncio.run(_tend(task))
+    except BasilicaError as error:
+        _answer({"error": str(error)})
+        return 1
+    return 0
+
+
+async def _tend(task: Task) -> None:
+    await Warden(task).tend()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""The manifest of a gang: one Indexed Job, whose completion index is the rank.
+
+The one place that writes it. What is not given is left out, so that the cluster's own defaults hold. Pure: nothing is
+drawn, read or asked here.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Json = dict[str, Any]
+
+COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
+INSTANCE_TYPE = "node.kubernetes.io/instance-type"
+QUEUE_NAME = "kueue.x-k8s.io/queue-name"
+HOSTNAME_MAX = 63  # `<job>-<index>` is the host name of a pod
+INSTANCE_TYPES = {"A100": "p4d.24xlarge", "H100": "p5.48xlarge", "A10G": "g5.xlarge", "T4": "g4dn.xlarge"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Container:
+    """What every rank runs. `rank_env` names the variable that holds the rank."""
+
+    name: str
+    image: str
+    command: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    rank_env: str | None = None
+    requests: Mapping[str, str] = field(default_factory=dict)
+    limits: Mapping[str, str] = field(default_factory=dict)
+    more: Mapping[str, Any] = field(default_factory=dict)  # ports, probes, mounts: as Kubernetes writes them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """On which nodes ranks may run."""
+
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gang:
+    """A gang of `size` ranks. `job` and `pod` are further fields of the Job's and the pods' specs."""
+
+    name: str
+    namespace: str
+    size: int
+    container: Container
+    labels: Mapping[str, str] = field(default_factory=dict)  # of the Job and its pods
+    job_labels: Mapping[str, str] = field(default_factory=dict)
+    pod_annotations: Mapping[str, str] = field(default_factory=dict)
+    pod_finalizers: Sequence[str] = ()
+    owner: Mapping[str, Any] | None = None
+    placement: Placement = field(default_factory=Placement)
+    service_account_name: str | None = None
+    runtime_class_name: str | None = None
+    restart_policy: str = "Never"
+    job: Mapping[str, Any] = field(default_factory=dict)
+    pod: Mapping[str, Any] = field(default_factory=dict)
+
+
+def indexed_job(gang: Gang) -> Json:
+    """The Job of a gang, all ranks at once: `completions` and `parallelism` are the size, and change together."""
+    longest = f"{gang.name}-{gang.size - 1}"
+    if len(longest) > HOSTNAME_MAX:
+        over = len(longest) - HOSTNAME_MAX
+        raise ValueError(
+            f"the name {gang.name!r} is {over} characters too long: {longest!r}, the host name of the last rank, "
+            f"may have {HOSTNAME_MAX}"
+        )
+    metadata: Json = {"name": gang.name, "namespace": gang.namespace, "labels": {**gang.labels, **gang.job_labels}}
+    if gang.owner is not None:
+        metadata["ownerReferences"] = [dict(gang.owner)]
+    spec: Json = {
+        "completionMode": "Indexed",
+        "completions": gang.size,
+        "parallelism": gang.size,
+        **gang.job,
+        "template": {"metadata": _pod_metadata(gang), "spec": _pod_spec(gang)},
+    }
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
+
+
+def gpu_placement(
+    gpu: str | None,
+    *,
+    node_selector: Mapping[str, str] | None = None,
+    tolerations: Sequence[Mapping[str, Any]] | None = None,
+    resource_key: str = "nvidia.com/gpu",
+) -> tuple[Placement, dict[str, str]]:
+    """Where ranks with that GPU run, and what they are limited to: one GPU each.
+
+    A name that is not known asks for a GPU of any kind. What the caller says of nodes and tolerations goes first.
+    """
+    mapped = {INSTANCE_TYPE: INSTANCE_TYPES[gpu]} if gpu in INSTANCE_TYPES else {}
+    accepted = list(tolerations or ())
+    if gpu is not None and tolerations is None:
+        accepted = [{"key": resource_key, "operator": "Exists", "effect": "NoSchedule"}]
+    placement = Placement(node_selector={**mapped, **(node_selector or {})}, tolerations=accepted)
+    return placement, {} if gpu is None else {resource_key: "1"}
+
+
+def literal(value: str) -> str:
+    """A value that Kubernetes leaves as it is: it would replace `$(NAME)`, and makes one dollar of two."""
+    return value.replace("$", "$$")
+
+
+def _pod_metadata(gang: Gang) -> Json:
+    found: Json = {"labels": dict(gang.labels)}
+    if gang.pod_annotations:
+        found["annotations"] = dict(gang.pod_annotations)
+    if gang.pod_finalizers:
+        found["finalizers"] = list(gang.pod_finalizers)
+    return found
+
+
+def _pod_spec(gang: Gang) -> Json:
+    spec: Json = {"restartPolicy": gang.restart_policy, "containers": [_container(gang.container)]}
+    if gang.placement.node_selector:
+        spec["nodeSelector"] = dict(gang.placement.node_selector)
+    if gang.placement.tolerations:
+        spec["tolerations"] = [dict(toleration) for toleration in gang.placement.tolerations]
+    if gang.service_account_name is not None:
+        spec["serviceAccountName"] = gang.service_account_name
+    if gang.runtime_class_name is not None:
+        spec["runtimeClassName"] = gang.runtime_class_name
+    return {**spec, **gang.pod}
+
+
+def _container(container: Container) -> Json:
+    found: Json = {"name": container.name, "image": container.image}
+    if container.command:
+        found["command"] = list(container.command)
+    env: list[Json] = []
+    if container.rank_env is not None:
+        source = {"fieldRef": {"fieldPath": f"metadata.annotations['{COMPLETION_INDEX}']"}}
+        env.append({"name": container.rank_env, "valueFrom": source})
+    env += [{"name": name, "value": literal(value)} for name, value in container.env.items()]
+    if env:
+        found["env"] = env
+    resources = {"requests": dict(container.requests), "limits": dict(container.limits)}
+    if any(resources.values()):
+        found["resources"] = {kind: amounts for kind, amounts in resources.items() if amounts}
+    return {**found, **container.more}

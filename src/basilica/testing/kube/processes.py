@@ -1,0 +1,120 @@
+"""A container as a process of this machine, or as a puppet that the test moves.
+
+A container ends when its first process does, and everything that it started ends with it, wherever it has hidden:
+each process carries the container's mark in its environment.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+MARK = "BASILICA_KUBE_CONTAINER"
+OnExit = Callable[[int], None]
+
+
+class Body(Protocol):
+    """What runs in a container."""
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+
+    def kill(self) -> None:
+        """End it."""
+
+    def abandon(self) -> None:
+        """End it, and tell nobody."""
+
+
+class Process:
+    """A command in a session of its own, with its output in a file."""
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], folder: Path, log: Path, on_exit: OnExit) -> None:
+        self._mark = f"{MARK}={env[MARK]}".encode()
+        self._on_exit: OnExit | None = on_exit
+        with log.open("ab") as output:
+            self._popen = subprocess.Popen(
+                argv,
+                env=dict(env),
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._pidfd = os.pidfd_open(self._popen.pid)
+        asyncio.get_running_loop().add_reader(self._pidfd, self._ended)
+
+    def terminate(self) -> None:
+        if self._popen.returncode is None:
+            self._popen.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        if self._popen.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._popen.pid, signal.SIGKILL)
+
+    def abandon(self) -> None:
+        self._on_exit = None
+        self.kill()
+        self._ended()
+
+    def _ended(self) -> None:
+        if self._pidfd < 0:
+            return
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._popen.pid, signal.SIGKILL)  # while the dead leader still holds the number of its group
+        code = self._popen.wait()
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._pidfd = -1
+        end_marked(self._mark)
+        if self._on_exit is not None:
+            self._on_exit(code if code >= 0 else 128 - code)
+
+
+class Puppet:
+    """Nothing at all, until the test or a signal ends it."""
+
+    def __init__(self, on_exit: OnExit, *, deaf: bool = False) -> None:
+        self._on_exit: OnExit | None = on_exit
+        self._deaf = deaf
+
+    def end(self, code: int) -> None:
+        on_exit, self._on_exit = self._on_exit, None
+        if on_exit is not None:
+            on_exit(code)
+
+    def terminate(self) -> None:
+        if not self._deaf:
+            self.end(143)
+
+    def kill(self) -> None:
+        self.end(137)
+
+    def abandon(self) -> None:
+        self._on_exit = None
+
+
+def end_marked(mark: bytes) -> None:
+    """Kill every process that carries the mark; again, until a look finds none."""
+    while found := [pid for pid in _pids() if _carries(pid, mark)]:
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+
+
+def _carries(pid: int, mark: bytes) -> bool:
+    """False for a process that is dead and waits for its parent: its environment is gone."""
+    try:
+        return mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
