@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 OFFICIAL := .venvs/official-0.36.8/.installed .venvs/official-0.29.0/.installed
 
-.PHONY: setup demo etcd test test-fast lint types fmt verify bench chaos clean
+.PHONY: setup demo system test test-fast lint types fmt verify bench chaos clean
 
 setup: $(STAMP)
 
@@ -24,11 +24,11 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/python examples/gang.py
 
-# The real etcd that ours is compared with: Debian's.
-etcd:
-	command -v etcd >/dev/null || (apt-get update -q && apt-get install -y -q etcd-server)
+# The real etcd that ours is compared with, and what makes network namespaces: Debian's.
+system:
+	(command -v etcd && command -v tc) >/dev/null || (apt-get update -q && apt-get install -y -q etcd-server iproute2)
 
-test: setup lint types etcd $(OFFICIAL)
+test: setup lint types system $(OFFICIAL)
 	$(BIN)/python -m pytest -m "not chaos"
 
 test-fast: setup

@@ -7,10 +7,19 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks import gang, idle, throughput, wait, wakeup
+from benchmarks import elastic, gang, idle, mesh, report, throughput, wait, wakeup
 from benchmarks.harness import Figure
 
-ALL = {"gang": gang, "wakeup": wakeup, "wait": wait, "throughput": throughput, "idle": idle}
+ALL = {
+    "gang": gang,
+    "wakeup": wakeup,
+    "wait": wait,
+    "throughput": throughput,
+    "idle": idle,
+    "report": report,
+    "elastic": elastic,
+    "mesh": mesh,
+}
 
 
 def main(names: list[str]) -> None:

@@ -25,6 +25,7 @@ ROUTES = [
     "GET /deployments/{name}/logs",
     "GET /deployments/{name}/ranks",
     "GET /deployments/{name}/results",
+    "GET /deployments/{name}/series",
     "GET /deployments/{name}/share-token",
     "GET /deployments/{name}/watch",
     "GET /deployments/{name}/why",
@@ -46,6 +47,11 @@ ROUTES = [
 COMMANDS = [
     "completion",
     "config",
+    "diloco bench",
+    "diloco gc",
+    "diloco inspect",
+    "diloco plan",
+    "diloco resume",
     "doctor",
     "keys create",
     "keys list",
@@ -55,7 +61,10 @@ COMMANDS = [
     "local stop",
     "login",
     "logout",
+    "mesh-wait",
     "prune",
+    "rendezvous",
+    "run",
     "serve",
     "train bench",
     "train cancel",
@@ -65,6 +74,7 @@ COMMANDS = [
     "train exits",
     "train logs",
     "train ls",
+    "train metrics",
     "train prune",
     "train ps",
     "train rerun",
@@ -78,11 +88,11 @@ COMMANDS = [
 
 
 EXPORTS = """
-AuthenticationError AuthorizationError BasilicaClient BasilicaError BelowMinimumWorld BenchResult BenchStatus
+AuthenticationError AuthorizationError BasilicaClient BasilicaError BelowMinimumWorld BenchPoint BenchResult BenchStatus
 Conflict Culprit DeployOptions DeploymentNotFound DistributedError DistributedTraining Event NameInUse
-NetworkError ProviderFilter QuotaExceeded RankExit RankStatus RateLimitError RendezvousUnavailable RunView
-ServerError UDTerminalState ValidationError WorldClosed WorldSize WorldSizeOutOfBounds WorldStatus __version__
-distributed shutdown
+NetworkError ProviderFilter QuotaExceeded RankExit RankReport RankStatus RateLimitError RendezvousUnavailable RunView
+Series SeriesPoint ServerError Stalled UDTerminalState ValidationError WorldClosed WorldSize WorldSizeOutOfBounds
+WorldStatus __version__ distributed mesh_status mesh_wait mesh_wait_async report shutdown
 """
 
 

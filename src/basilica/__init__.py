@@ -23,7 +23,19 @@ if TYPE_CHECKING:
     from basilica.client.embedded import shutdown
     from basilica.client.options import DeployOptions
     from basilica.client.training import DistributedTraining
-    from basilica.client.views import BenchResult, BenchStatus, Culprit, Event, RankExit, RankStatus, RunView
+    from basilica.client.views import (
+        BenchResult,
+        BenchStatus,
+        Culprit,
+        Event,
+        RankExit,
+        RankReport,
+        RankStatus,
+        RunView,
+        Series,
+        SeriesPoint,
+        Stalled,
+    )
     from basilica.core.errors import (
         AuthenticationError,
         AuthorizationError,
@@ -43,8 +55,11 @@ if TYPE_CHECKING:
         WorldClosed,
         WorldSizeOutOfBounds,
     )
+    from basilica.core.seen import BenchPoint
     from basilica.core.spec import ProviderFilter
     from basilica.core.world import WorldSize, WorldStatus
+    from basilica.mesh import mesh_status, mesh_wait, mesh_wait_async
+    from basilica.reporting import report
 
 _HOMES = {
     "basilica.client.api": ("BasilicaClient",),
@@ -58,8 +73,12 @@ _HOMES = {
         "Culprit",
         "Event",
         "RankExit",
+        "RankReport",
         "RankStatus",
         "RunView",
+        "Series",
+        "SeriesPoint",
+        "Stalled",
     ),
     "basilica.core.errors": (
         "AuthenticationError",
@@ -80,8 +99,11 @@ _HOMES = {
         "WorldClosed",
         "WorldSizeOutOfBounds",
     ),
+    "basilica.core.seen": ("BenchPoint",),
     "basilica.core.spec": ("ProviderFilter",),
     "basilica.core.world": ("WorldSize", "WorldStatus"),
+    "basilica.mesh": ("mesh_status", "mesh_wait", "mesh_wait_async"),
+    "basilica.reporting": ("report",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -91,6 +113,7 @@ __all__ = [
     "BasilicaClient",
     "BasilicaError",
     "BelowMinimumWorld",
+    "BenchPoint",
     "BenchResult",
     "BenchStatus",
     "Conflict",
@@ -105,11 +128,15 @@ __all__ = [
     "ProviderFilter",
     "QuotaExceeded",
     "RankExit",
+    "RankReport",
     "RankStatus",
     "RateLimitError",
     "RendezvousUnavailable",
     "RunView",
+    "Series",
+    "SeriesPoint",
     "ServerError",
+    "Stalled",
     "UDTerminalState",
     "ValidationError",
     "WorldClosed",
@@ -118,6 +145,10 @@ __all__ = [
     "WorldStatus",
     "__version__",
     "distributed",
+    "mesh_status",
+    "mesh_wait",
+    "mesh_wait_async",
+    "report",
     "shutdown",
 ]
 

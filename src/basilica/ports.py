@@ -7,6 +7,8 @@ from typing import Literal, Protocol
 from basilica.core.actions import Launch, Probe, Stop
 from basilica.core.deployment import Deployment as Deployment  # noqa: PLC0414
 from basilica.core.events import Event, RecordedEvent
+from basilica.core.mesh import Announcement
+from basilica.core.reports import Report, Series, SeriesQuery
 from basilica.core.seen import Sighting
 from basilica.core.spec import DeploymentSpec
 from basilica.core.status import DeploymentStatus
@@ -220,6 +222,12 @@ class Runtime(Protocol):
 
     async def stop(self, run: Run, stops: Sequence[Stop]) -> None: ...
 
+    async def announce(self, run: Run, announcement: Announcement) -> None:
+        """Open the run's rendezvous if it is not, and have it say exactly this."""
+        ...
+
+    async def end_rendezvous(self, run: Run) -> None: ...
+
     async def probe(self, run: Run, probe: Probe) -> None:
         """Start the bench probe; what it does is seen by `observe`. A runtime that cannot says so there."""
         ...
@@ -239,6 +247,18 @@ class Runtime(Protocol):
 
         A chunk without lines says that all that was there has been read: nothing comes from an ended rank after it.
         """
+        ...
+
+    async def reports(self, run: Run) -> dict[int, Report]:
+        """The last that each rank reported; one that never did is absent."""
+        ...
+
+    async def series(self, run: Run, query: SeriesQuery) -> list[Series]:
+        """What ranks reported over time, by rank, worker and name."""
+        ...
+
+    async def next_report(self, run: Run, after: float) -> None:
+        """Return when some rank has reported later than that moment, perhaps at once."""
         ...
 
     async def results(self, run: Run) -> dict[int, bytes]:

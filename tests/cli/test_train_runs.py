@@ -335,6 +335,27 @@ def test_the_bench_is_told_whatever_became_of_it(train: Callable[..., Done], nam
     assert json.loads(train("bench", name, "--json").stdout)["phase"] == "Skipped"
 
 
+def test_a_run_is_benched_shown_and_drawn(train: Callable[..., Done], name: str, tmp_path: Path) -> None:
+    train("up", name, "--world-size", "2", "--bench", *FOREVER)
+    assert train("wait", name, "--for", "bench").stdout.startswith("bench Succeeded: measured over the loopback of ")
+    shown = train("bench", name, "--plot", str(tmp_path / "link.svg"))
+    assert shown.returncode == 0
+    assert "An all-reduce of " in shown.stdout
+    assert (tmp_path / "link.svg").read_text().startswith("<svg")
+    assert train("bench", name, "--plot", str(tmp_path / "link.png")).returncode == 0
+    assert (tmp_path / "link.png").read_bytes().startswith(b"\x89PNG")
+    refused = train("bench", name, "--plot", str(tmp_path / "link.nonsense"))
+    assert refused.returncode == 1
+    assert "cannot draw into" in refused.stderr
+    body = json.loads(train("bench", name, "--json").stdout)
+    assert (body["phase"], body["lastAttemptOutcome"], body["result"]["method"]) == ("Succeeded", "success", "gloo")
+    assert [point["sizeBytes"] for point in body["result"]["sweep"]] == body["result"]["sizeBytesSwept"]
+    events = train("events", name).stdout
+    assert "BenchStarted" in events
+    assert "BenchSucceeded" in events
+    assert train("cancel", name).returncode == 0
+
+
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../deployments", "a b", "x?y#z", "ü", "%2e%2e", "a\x1b[31m"])
 @pytest.mark.parametrize("command", ["status", "cancel", "logs"])
 def test_a_strange_name_is_not_found_and_nothing_else(train: Callable[..., Done], command: str, name: str) -> None:

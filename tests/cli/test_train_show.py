@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
-from basilica.cli import show
+from basilica.cli import show, show_bench
 from basilica.cli.train.outcome import exit_code
 from basilica.client.views import BenchResult, BenchStatus, Culprit, Event, RankExit, RankStatus, RunView
 from basilica.core.world import WorldStatus
@@ -106,9 +106,9 @@ def test_a_hostile_run_cannot_inject_anything_into_any_page() -> None:
     rank = RankStatus(rank=0, pod_name=HOSTILE, phase=HOSTILE, restarts=1, node=HOSTILE, state=HOSTILE, note=HOSTILE)
     exit = replace(evil.exits[1], termination_reason=HOSTILE, signal=HOSTILE, role=HOSTILE)
     assert evil.culprit is not None
-    blamed = replace(evil.culprit, evidence=HOSTILE, confidence=HOSTILE, log_tail=(HOSTILE,))
+    blamed = replace(evil.culprit, evidence=HOSTILE, confidence=HOSTILE, log_tail=(HOSTILE,), traceback=HOSTILE)
     event = Event(kind=HOSTILE, reason=HOSTILE, message=HOSTILE, count=2, first_at=NOW, last_at=NOW)
-    result = BenchResult(measured_at=NOW, probe_node_a=HOSTILE, probe_node_b=HOSTILE)
+    result = BenchResult(measured_at=NOW, probe_node_a=HOSTILE, probe_node_b=HOSTILE, method=HOSTILE)
     bench = BenchStatus(phase=HOSTILE, message=HOSTILE, result=result, on_worker_nodes=False)
     view = replace(
         evil,
@@ -131,7 +131,7 @@ def test_a_hostile_run_cannot_inject_anything_into_any_page() -> None:
         show.standing(view),
         show.started(view, HOSTILE),
         show.events([event]),
-        show.bench(bench),
+        show_bench.bench(bench),
         show.screen(frame, width=100, height=40),
         show.event_fields(event),
         show.change(view),
@@ -206,6 +206,18 @@ def test_a_failed_run_names_its_culprit_with_evidence_and_last_lines() -> None:
     assert told.count("exited with code 7") == 1
 
 
+def test_the_exception_of_the_culprit_is_shown_in_place_of_its_last_lines() -> None:
+    view = failed()
+    assert view.culprit is not None
+    said = 'Traceback (most recent call last):\n  File "train.py", line 9, in step\nValueError: no such shape'
+    exits = tuple(replace(e, traceback=said) if e.rank == view.culprit.rank else e for e in view.exits)
+    raised = replace(view, exits=exits, culprit=replace(view.culprit, traceback=said))
+    text = drawn(show.status(raised, NOW, width=140))
+    assert '1|   File "train.py", line 9, in step\n1| ValueError: no such shape' in text
+    assert "loss is NaN" not in text
+    assert [line.plain for line in show.raised(exits)] == ["1| ValueError: no such shape"]
+
+
 def test_a_doubtful_verdict_says_so() -> None:
     view = failed()
     assert view.culprit is not None
@@ -251,13 +263,13 @@ def test_a_thousand_exits_do_not_flood_the_status() -> None:
 
 
 def test_a_bench_without_a_result_says_how_far_it_is() -> None:
-    assert "is off" in drawn(show.bench(None))
-    assert drawn(show.bench(BenchStatus(phase="TimedOut", message="no second node"))).strip() == (
+    assert "is off" in drawn(show_bench.bench(None))
+    assert drawn(show_bench.bench(BenchStatus(phase="TimedOut", message="no second node"))).strip() == (
         "bench TimedOut: no second node"
     )
     result = BenchResult(measured_at=NOW, probe_node_a="a", probe_node_b="b", busbw_gbps_p50=12.345)
-    text = drawn(show.bench(BenchStatus(phase="Succeeded", result=result, on_worker_nodes=False)))
-    assert "12.35 GB/s" in text
+    text = drawn(show_bench.bench(BenchStatus(phase="Succeeded", result=result, on_worker_nodes=False)))
+    assert "12.3 GB/s" in text
     assert "not measured" in text
     assert "their link may be another" in text
 

@@ -36,6 +36,10 @@ def deploy(client: basilica.BasilicaClient, command: Any, **options: Any) -> bas
     return client.deploy_distributed(options.pop("name", None), command=command, **options)
 
 
+def fails() -> None:
+    raise ArithmeticError("too odd")
+
+
 class TestDeploying:
     def test_a_run_that_ended_before_anybody_looked_is_no_failure(self, client: basilica.BasilicaClient) -> None:
         training = deploy(client, "true")
@@ -48,6 +52,16 @@ class TestDeploying:
             training.join(30)
         assert (training.phase, training.culprit and training.culprit.exit_code) == ("failed", 3)
         assert training.logs(rank=0) == "so sorry\n"
+
+    def test_the_exception_of_a_function_is_told_with_the_failure(self, client: basilica.BasilicaClient) -> None:
+        training = client.deploy_distributed(None, source=fails, world_size=basilica.WorldSize(1, 1, 1), gpu_count=0)
+        with pytest.raises(basilica.BelowMinimumWorld, match="reason=Error ArithmeticError: too odd"):
+            training.join(30)
+        assert training.culprit is not None
+        assert training.culprit.traceback.startswith("Traceback (most recent call last):\n")
+        assert training.culprit.traceback.endswith("\nArithmeticError: too odd")
+        assert [e.error for e in training.rank_exits] == ["ArithmeticError: too odd"]
+        assert training.message.startswith("rank 0 exited with code 1 (ArithmeticError: too odd)")
 
     def test_a_deploy_that_times_out_keeps_the_run_and_hands_it_over(self, client: basilica.BasilicaClient) -> None:
         with pytest.raises(basilica.BelowMinimumWorld) as late:

@@ -693,22 +693,51 @@ def test_torchrun_gets_its_options_before_the_script(tmp_path: Path) -> None:
     script.touch()
     shipped = ship(script, launcher="torchrun", python="/p")
     assert shipped.resize == "join"
-    assert shipped.argv == [
-        "/p",
-        "-u",
-        "-m",
-        "torch.distributed.run",
+    assert shipped.argv[:3] == ["/p", "-u", "-c"]
+    assert payload(shipped)["script"] == str(script)
+    assert payload(shipped)["torchrun"] == [
         "--nnodes=$BASILICA_WORLD_MIN:$BASILICA_WORLD_MAX",
-        "--nproc-per-node=$BASILICA_GPUS_PER_POD",
         "--rdzv-backend=etcd",
         "--rdzv-endpoint=$BASILICA_RDZV_ENDPOINT",
         "--rdzv-id=$BASILICA_RDZV_ID",
+        "--nproc-per-node=$BASILICA_GPUS_PER_POD",
         "--max-restarts=10",
-        str(script),
+        "--monitor-interval=0.1",
+        "--rdzv-conf=timeout=900,last_call_timeout=30",
     ]
     assert ship(script).resize == "restart"
-    with pytest.raises(ValidationError, match="must be 'python' or 'torchrun'"):
-        ship(script, launcher="mpirun")
+    for launcher in ("mpirun", "python -X dev", "torchrun '", ""):
+        with pytest.raises(ValidationError, match="must be 'python' or 'torchrun'"):
+            ship(script, launcher=launcher)
+
+
+def test_each_rendezvous_backend_has_its_own_options(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    c10d = ship(script, launcher="torchrun", rendezvous_backend="c10d")
+    assert c10d.resize == "join"
+    assert "--rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT" in payload(c10d)["torchrun"]
+    assert "--rdzv-conf=join_timeout=900,last_call_timeout=30" in payload(c10d)["torchrun"]
+    static = ship(script, launcher="torchrun", rendezvous_backend="static")
+    assert static.resize == "restart"  # a fixed number of ranks cannot be joined
+    assert payload(static)["torchrun"][:5] == [
+        "--nnodes=$WORLD_SIZE",
+        "--rdzv-backend=static",
+        "--node-rank=$BASILICA_RANK",
+        "--master-addr=$MASTER_ADDR",
+        "--master-port=$MASTER_PORT",
+    ]
+    with pytest.raises(ValidationError, match="must be 'etcd-v2', 'c10d' or 'static'"):
+        ship(script, launcher="torchrun", rendezvous_backend="etcd")
+
+
+@pytest.mark.parametrize("own", ["--rdzv-conf=timeout=7", "--rdzv_conf timeout=7"])
+def test_torchrun_takes_the_users_options_last_and_one_rdzv_conf(tmp_path: Path, own: str) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    options = payload(ship(script, launcher=f"torchrun --max-restarts=0 {own}"))["torchrun"]
+    assert options[-1 - len(own.split()) :] == ["--max-restarts=0", *own.split()]
+    assert sum("conf" in option for option in options) == 1
 
 
 FAKE_TORCHRUN = """
@@ -740,11 +769,13 @@ def test_a_function_under_torchrun_is_run_by_its_workers_and_the_first_one_answe
         "BASILICA_WORLD_MAX": "4",
         "BASILICA_GPUS_PER_POD": "2",
         "BASILICA_RDZV_ENDPOINT": "127.0.0.1:29400",
+        "BASILICA_RDZV_ID": "the-run",
     }
+    (rank.directory / "etcd.py").write_text("class Client: _next_server = None")
     done = rank.run(ship(local_rank, launcher="torchrun"), "--x=1", isolated=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        "['--nnodes=1:4', '--nproc-per-node=2', '--rdzv-backend=etcd', '--rdzv-endpoint=127.0.0.1:29400']",
+        "['--nnodes=1:4', '--rdzv-backend=etcd', '--rdzv-endpoint=127.0.0.1:29400', '--rdzv-id=the-run']",
         "worker 0 ['--x=1']",
         "worker 1 ['--x=1']",
     ]

@@ -116,6 +116,21 @@ def test_a_strict_probe_that_finds_no_room_stays_pending_and_times_out() -> None
     assert story.phase() is Phase.READY
 
 
+def test_a_probe_that_never_ends_times_out_and_is_taken_down_while_the_run_goes_on() -> None:
+    story = benched()
+    story.all_up()
+    story.look(up(0), up(1), bench=bench(BenchPhase.RUNNING), after=10)
+    story.look(up(0), up(1), bench=bench(BenchPhase.RUNNING), after=BENCH_DEADLINE - 11)
+    assert phase_of(story) is BenchPhase.RUNNING
+    plan = story.look(up(0), up(1), bench=bench(BenchPhase.RUNNING), after=1)
+    assert phase_of(story) is BenchPhase.TIMED_OUT
+    assert plan.actions == (EndProbe(),)
+    assert story.look(up(0), up(1), bench=bench(BenchPhase.RUNNING)).actions == (EndProbe(),)  # until it is gone
+    assert story.look(up(0), up(1), bench=bench(BenchPhase.SKIPPED)).actions == ()
+    assert phase_of(story) is BenchPhase.TIMED_OUT
+    assert story.phase() is Phase.READY
+
+
 @pytest.mark.parametrize("phase", [None, BenchPhase.PENDING, BenchPhase.RUNNING])
 def test_the_end_of_the_run_skips_a_probe_that_is_not_done(phase: BenchPhase | None) -> None:
     story = benched()

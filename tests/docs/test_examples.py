@@ -40,6 +40,15 @@ def test_every_example_is_run_here() -> None:
     assert [p.name for p in (ROOT / "examples").glob("*.py") if p.name not in told] == []
 
 
+def test_report_progress(state_dir: Path) -> None:
+    said = run("report_progress.py", state_dir)
+    assert "rank 1: step 99, loss " in said
+    for rank in (0, 1):
+        line = next(line for line in said.splitlines() if line.startswith(f"loss of rank {rank}: "))
+        assert line.endswith(" at step 99")
+        assert line.count(" at step ") == 5
+
+
 def test_hello_gang(state_dir: Path) -> None:
     said = run("hello_gang.py", state_dir)
     assert "1| Good morning from rank 1 of 2" in said
@@ -63,3 +72,18 @@ def test_21_distributed_torchrun(state_dir: Path) -> None:
     said = run("21_distributed_torchrun.py", state_dir)
     assert "3 ranks took part" in said
     assert said.rstrip().endswith("world: 3")
+
+
+def test_22_distributed_with_bench(state_dir: Path) -> None:
+    said = run("22_distributed_with_bench.py", state_dir)
+    assert "bench Succeeded: measured over the loopback of " in said
+    assert "\n      1024 bytes " in said
+    assert "gloo: " in said
+    assert "is not waiting for the network" in said
+
+
+def test_executor_hello(state_dir: Path) -> None:
+    said = run("executor_hello.py", state_dir)
+    assert "1 succeeded 2 None" in said
+    assert "2 failed None exited with code 1: ValueError: rank 2 has had enough" in said
+    assert said.rstrip().endswith("2| ValueError: rank 2 has had enough")

@@ -7,7 +7,7 @@ import sys
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -163,8 +163,13 @@ class Machine:
             pid for pid in _pids() if pid != os.getpid() and any(f.startswith(str(self.state_dir)) for f in _files(pid))
         ]
 
+    def rendezvous_pid(self) -> int:
+        return int((self.layout.rendezvous / "lock").read_text())
+
     def nothing_left(self) -> bool:
         """True once no process of ours is there any more; what is left after a while is killed."""
+        with suppress(FileNotFoundError, NotADirectoryError, ProcessLookupError):
+            os.kill(self.rendezvous_pid(), signal.SIGKILL)
         deadline = time.monotonic() + 5
         while left := {*self.ranks(), *self.supervisors()}:
             if time.monotonic() > deadline:

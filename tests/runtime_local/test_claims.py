@@ -129,3 +129,11 @@ async def test_a_removed_run_leaves_nothing_and_may_not_be_removed_alive(machine
         assert machine.layout.instances() == []
     assert machine.nothing_left()
     assert not any(map(os.path.exists, cgroups))
+
+
+async def test_what_was_being_removed_when_the_server_died_is_gone_with_the_next(machine: Machine) -> None:
+    left = machine.layout.removing / "train-x" / "rank-0"
+    left.mkdir(parents=True)
+    (left / "1.log").write_text("half removed")
+    async with machine.control_plane():
+        assert not machine.layout.removing.exists()

@@ -15,6 +15,7 @@ import pytest
 
 from basilica.core.errors import RuntimeUnavailable
 from basilica.core.seen import Sight
+from basilica.runtimes.local.rendezvous import LINGER_S
 from tests.runtime_local.machine import SLEEP, Machine, python, sh, until_gone
 
 ROOT = Path(__file__).parents[2]
@@ -115,16 +116,22 @@ async def test_a_fork_server_that_is_killed_is_replaced_and_no_rank_notices(mach
             await machine.until_ended(run, rank)
 
 
-async def test_the_fork_server_goes_with_the_control_plane(machine: Machine) -> None:
+async def test_the_fork_server_goes_with_the_control_plane_and_the_rendezvous_with_the_last_rank(
+    machine: Machine,
+) -> None:
     run = machine.run(sh(GATED), name="gated")
     with killed_control_plane(machine, "gated", GATED, 1):
         pass
     supervisor = machine.record(run).claim.pid
-    others = [pid for pid in machine.supervisors() if pid not in (supervisor, *machine.ranks())]
+    rendezvous = machine.rendezvous_pid()
+    others = [pid for pid in machine.supervisors() if pid not in (supervisor, rendezvous, *machine.ranks())]
     for pid in others:
         await until_gone(pid)
+    await asyncio.sleep(1.5 * LINGER_S)  # a rank is left: it must not leave
+    os.kill(rendezvous, 0)
     open_gate(machine, run.instance, 0, 0)
     await until_gone(supervisor)
+    await until_gone(rendezvous)
 
 
 async def test_a_rank_whose_supervisor_is_killed_goes_on_and_its_end_is_noticed(machine: Machine) -> None:

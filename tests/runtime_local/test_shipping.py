@@ -18,7 +18,8 @@ from basilica.core.spec import Exec
 from basilica.core.world import WorldSize
 from basilica.ports import Exited, Output
 from basilica.runtimes.local import archives
-from basilica.runtimes.local.runtime import RESULT_BYTES_MAX, LocalRuntime
+from basilica.runtimes.local.run_files import RESULT_BYTES_MAX
+from basilica.runtimes.local.runtime import LocalRuntime
 from tests.runtime_local.machine import SLEEP, Machine, python, sh, until_gone
 
 # ---- values in command lines ----------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from basilica.core.phase import BenchPhase
 from basilica.core.spec import BenchOnStart, DeploymentSpec, Exec, Wanted
 from basilica.core.world import WorldSize
 
-from .simulation import Simulation
+from .simulation import NODES, Simulation
 
 # (exit code, signal, reason, by_platform)
 ENDINGS: tuple[tuple[int | None, str | None, str, bool], ...] = (
@@ -32,6 +32,7 @@ def make_spec(  # noqa: PLR0917
         world=WorldSize(low, low + extra, low + extra + room),
         max_restarts=restarts,
         resize="restart" if resize else "join",
+        on_stall="restart" if (low + restarts) % 2 else "show",
         bench=(None, BenchOnStart(), BenchOnStart("strict"))[bench],
         ttl_seconds=(None, 0.0, 100.0)[ttl],
         deadline_seconds=(None, 50.0)[deadline],
@@ -77,6 +78,12 @@ def rank_exits(sim: Simulation, n: int) -> None:
     if process:
         code, signal, reason, platform = ENDINGS[n % len(ENDINGS)]
         sim.exit(process, code, signal, reason, platform=platform)
+
+
+def rank_stalls_or_resumes(sim: Simulation, n: int) -> None:
+    process = sim.nth(n, [p for p in sim.processes if p.running])
+    if process:
+        sim.stall_or_resume(process)
 
 
 def stopped_ranks_obey(sim: Simulation, n: int) -> None:
@@ -158,6 +165,15 @@ def probe_moves(sim: Simulation, n: int) -> None:
     sim.bench(phases[n % len(phases)])
 
 
+def link_breaks_or_heals(sim: Simulation, n: int) -> None:
+    ways = [(a, b) for a in NODES for b in NODES if a != b]
+    sim.cut_or_heal(*ways[n % len(ways)])
+
+
+def rendezvous_is_lost(sim: Simulation, n: int) -> None:
+    sim.lose_rendezvous()
+
+
 Move = Callable[[Simulation, int], None]
 
 # How often the explorer makes each; Hypothesis knows better than any number what is worth trying.
@@ -170,6 +186,7 @@ WEIGHTS: dict[Move, int] = {
     all_ranks_start: 8,
     rank_queues: 2,
     rank_exits: 8,
+    rank_stalls_or_resumes: 5,
     stopped_ranks_obey: 6,
     rank_cannot_start: 1,
     rank_vanishes: 2,
@@ -186,4 +203,6 @@ WEIGHTS: dict[Move, int] = {
     somebody_cancels: 1,
     somebody_deletes: 1,
     probe_moves: 2,
+    link_breaks_or_heals: 3,
+    rendezvous_is_lost: 1,
 }

@@ -13,13 +13,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from basilica.core import metering, policy
-from basilica.core.actions import Action, EndProbe, Launch, Plan, Probe, Remove, Stop
+from basilica.core.actions import Action, Announce, EndProbe, EndRendezvous, Launch, Plan, Probe, Remove, Stop
+from basilica.core.mesh import Announcement, Gate, SeenMesh, SeenRendezvous, failing_pairs
 from basilica.core.phase import BenchPhase, Phase, RankPhase
 from basilica.core.reconcile import reconcile
-from basilica.core.seen import Ended, SeenBench, SeenRank, Sight, Sighting
+from basilica.core.seen import Ended, SeenBench, SeenRank, Sight, Sighting, Stalled
 from basilica.core.spec import DeploymentSpec, Wanted
 from basilica.core.status import HISTORY_MAX, DeploymentStatus, Usage
 from basilica.core.why import why
+from basilica.core.world import STALLED
 
 LOOKS_KEPT = 6
 START = 1_000.0
@@ -37,6 +39,7 @@ class Process:
     started_at: float | None = None
     asked_to_stop: bool = False
     ended: Ended | None = None
+    stalled: Stalled | None = None
     shown: bool = True
     clear: bool = True
     forgotten: bool = False  # the record is lost too; the process is dead by then
@@ -69,6 +72,7 @@ class Process:
             gpus=2 if self.started_at is not None else 0,
             ended=self.ended,
             note=note,
+            stalled=self.stalled,
         )
 
 
@@ -85,6 +89,8 @@ class Simulation:
     processes: list[Process] = field(default_factory=list)
     tombstones: set[tuple[int, int]] = field(default_factory=set)
     probe: SeenBench | None = None
+    rendezvous: SeenRendezvous | None = None
+    cut: set[tuple[str, str]] = field(default_factory=set)  # ways between hosts that do not work
     removed: bool = False
     looks: list[Sighting] = field(default_factory=list)
     delivered: Sighting = field(default_factory=Sighting)
@@ -107,7 +113,14 @@ class Simulation:
                 self.probe = self.probe or SeenBench(phase=BenchPhase.PENDING)
             case EndProbe():
                 self.probe = None
+            case Announce(announcement):
+                assert not self.status.phase.terminal, f"{action} after the end"
+                self.rendezvous = SeenRendezvous(endpoint="127.0.0.1:2379", says=announcement)
+            case EndRendezvous():
+                assert self.status.settled, "the rendezvous was taken from ranks that may still run"
+                self.rendezvous = None
             case Remove():
+                self.rendezvous = None
                 # One that the looks kept from the controller for so long that it was given up is beyond its power.
                 known = {(s.rank, s.attempt) for s in self.delivered.ranks if s.sight is not Sight.ENDED}
                 alive = [p for p in self.processes if p.alive and (p.key in known or not p.was_hidden)]
@@ -174,6 +187,12 @@ class Simulation:
                 ),
             )
 
+    def stall_or_resume(self, process: Process) -> None:
+        """It falls silent, or reports again."""
+        if process.running:
+            process.stalled = None if process.stalled else Stalled(since=self.now, usual_step_seconds=0.1, stack="f")
+            self.restless = True
+
     def fail_to_start(self, process: Process) -> None:
         if process.alive and not process.running:
             error = "no such program: 'trian.py'"
@@ -188,13 +207,24 @@ class Simulation:
 
     def _end(self, process: Process, ended: Ended) -> None:
         if process.alive:
-            process.sight, process.ended = Sight.ENDED, ended
+            process.sight, process.ended, process.stalled = Sight.ENDED, ended, None
             self.restless = True
 
     def bench(self, phase: BenchPhase) -> None:
         if self.probe is not None and not self.probe.phase.terminal:
             self.probe = SeenBench(phase=phase, message="measured" if phase is BenchPhase.SUCCEEDED else "")
             self.restless = True
+
+    # ---- the network ---------------------------------------------------------------------------------------------
+
+    def cut_or_heal(self, source: str, target: str) -> None:
+        self.cut ^= {(source, target)}
+        self.restless = True
+
+    def lose_rendezvous(self) -> None:
+        """With all its keys; the runtime notices."""
+        self.restless = self.restless or self.rendezvous is not None
+        self.rendezvous = None
 
     # ---- what looks show -----------------------------------------------------------------------------------------
 
@@ -219,7 +249,10 @@ class Simulation:
 
     def look(self) -> Sighting:
         ranks = tuple(p.seen() for p in self.processes if p.shown and not p.forgotten)
-        look = Sighting(ranks=ranks, bench=self.probe)
+        reports = {a: {b: "no route" if (a, b) in self.cut else "" for b in NODES} for a in NODES}
+        hosts = NODES[: self.spec.world.target]
+        mesh = SeenMesh(hosts=hosts, failing=failing_pairs(hosts, reports))
+        look = Sighting(ranks=ranks, bench=self.probe, mesh=mesh, rendezvous=self.rendezvous)
         self.looks = [*self.looks, look][-LOOKS_KEPT:]
         return look
 
@@ -282,10 +315,14 @@ class Simulation:
         if self.removed:
             return
         self.reveal()
+        self.cut.clear()
+        for process in self.processes:
+            process.stalled = None
         self.starts_at_once = True
         self.restless = True  # a fresh controller
         self.turn()
-        failed_before = self.status.phase.terminal
+        giving_up = any(r.stop_reason == STALLED for r in self.status.ranks)  # what has stalled may cost the run
+        failed_before = self.status.phase.terminal or giving_up
         for _ in range(turns):
             if self._done():
                 break
@@ -301,7 +338,7 @@ class Simulation:
         if self.removed:
             return True
         quiet = not any(p.alive for p in self.processes)
-        return quiet and self.status.settled and self.spec.wanted is not Wanted.DELETE
+        return quiet and self.status.settled and self.spec.wanted is not Wanted.DELETE and self.rendezvous is None
 
     def _everybody_moves(self) -> None:
         self.pass_time(0.25)
@@ -368,7 +405,7 @@ class Simulation:
         for exit in status.exits:
             truth = [p.ended for p in self.processes if p.key == (exit.rank, exit.attempt) and p.ended is not None]
             known = {(t.exit_code, t.finished_at, t.stopped) for t in truth}
-            told = (exit.exit_code, exit.finished_at, exit.stopped)
+            told = (exit.exit_code, exit.finished_at, exit.stopped or exit.termination_reason == STALLED)
             assert exit.exit_code is None or told in known, f"{exit} is not what happened: {truth}"
 
     def _check_actions(self, plan: Plan, new: DeploymentStatus) -> None:
@@ -385,11 +422,33 @@ class Simulation:
             if self.spec.resize == "restart" and launch.attempt:
                 old = [r for r in new.ranks if r.phase is RankPhase.STOPPING]
                 assert not old, f"{launch} beside {old}, the gang from before the resize"
+        self._check_gate(plan, new)
         removes = [a for a in plan.actions if isinstance(a, Remove)]
         if removes:
             assert new.settled, "removed before it was settled"
             assert self.spec.wanted is Wanted.DELETE, "removed though nobody asked"
             assert not stops, "removed while something is being stopped"
+
+    def _check_gate(self, plan: Plan, new: DeploymentStatus) -> None:
+        """Ranks are told how many they are before any of them starts or goes, and a host that may go is told so."""
+        announced = [a.announcement for a in plan.actions if isinstance(a, Announce)]
+        if new.phase.terminal:
+            assert not announced
+            return
+        says = self.delivered.rendezvous.says if self.delivered.rendezvous is not None else None
+        assert new.mesh is not None
+        assert self.delivered.mesh is not None
+        wanted = Announcement(
+            sum(r.phase is not RankPhase.LOST for r in new.ranks[: new.world_target]), new.mesh.released
+        )
+        assert announced == ([] if says == wanted else [wanted])
+        troubled = {host for pair in self.delivered.mesh.failing for host in (pair.source, pair.target)}
+        for host in new.mesh.hosts:
+            assert host.gate is Gate.READY or host.host in troubled, f"{host} is held though it reaches all"
+            overdue = host.failing_since is not None and self.now - host.failing_since >= 30
+            assert host.gate is Gate.DEGRADED or not overdue, f"{host} is held past its limit"
+        degraded = [c.status == "True" for c in new.conditions if c.type == "DegradedMesh"]
+        assert degraded in ([], [new.mesh.degraded]) or not new.mesh.ready
 
     def _check_end(self, ended_before: bool) -> None:
         status = self.status

@@ -101,11 +101,12 @@ class World:
         keys: Keys | None = None,
         limits: Limits = DEFAULT_LIMITS,
         finish: bool = False,
+        runtime: TalkingRuntime | None = None,
     ) -> None:
         self.memory = MemoryStore()
         self.store: Store = store or self.memory
         self.keys: Keys = keys or MemoryKeys()
-        self.runtime = TalkingRuntime(finish=finish)
+        self.runtime = runtime or TalkingRuntime(finish=finish)
         self.clock = SystemClock()
         self.closing = asyncio.Event()
         self.metrics = Metrics()

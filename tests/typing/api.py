@@ -16,6 +16,9 @@ def client() -> None:
     assert_type(training.rank_exits, list[basilica.RankExit])
     assert_type(training.culprit, basilica.Culprit | None)
     assert_type(training.stream_logs(), Iterator[tuple[int, str]])
+    assert_type(training.series("loss"), list[basilica.Series])
+    assert_type(training.ranks[0].report, basilica.RankReport | None)
+    assert_type(training.ranks[0].stalled, basilica.Stalled | None)
     assert_type(made.list(), list[basilica.RunView])
     made.deploy_distributed("x", command=["true"], world_size=basilica.WorldSize(1, 1, 1), gpus=1)  # type: ignore[call-arg]
     made.deploy_distributed("x", command=["true"])  # type: ignore[call-arg]
@@ -38,3 +41,8 @@ def decorated() -> None:
     assert_type(train(3), basilica.DistributedTraining)
     assert_type(train.local(3), float)
     train("three")  # type: ignore[arg-type]
+
+
+def reporting(loss: float) -> None:
+    assert_type(basilica.report(step=1, loss=loss), None)
+    basilica.report(step=1, loss="small")  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ import sys
 import typer
 
 from basilica import __version__
-from basilica.cli import account, doctor, keys, local, prune, serve, train
+from basilica.cli import account, console, diloco, doctor, keys, local, network, prune, run, serve, train
 from basilica.core.errors import BasilicaError, NetworkError
 
 app = typer.Typer(
@@ -18,9 +18,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(train.app, name="train")
+app.command("run")(run.run)
 app.command("serve")(serve.serve)
+app.command("console")(console.console)
 app.command("doctor")(doctor.doctor)
 app.command("prune")(prune.prune)
+app.command("rendezvous")(network.rendezvous)
+app.command("mesh-wait", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(network.mesh_wait)
+app.add_typer(diloco.app, name="diloco")
 app.add_typer(keys.app, name="keys")
 app.add_typer(local.app, name="local")
 app.command("login")(account.login)

@@ -3,6 +3,7 @@
 What others wrote (names, messages, log lines) is never read as markup; its control characters are shown, not obeyed.
 """
 
+import math
 import re
 import unicodedata
 from collections import Counter
@@ -17,7 +18,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from basilica.client.views import BenchStatus, Event, RankExit, RankStatus, RunView
+from basilica.client.views import Event, RankExit, RankStatus, RunView
 from basilica.core.world import WorldStatus
 
 # ---- colours and signs -------------------------------------------------------------------------------------------
@@ -37,6 +38,7 @@ STATES = {
     "waiting": "yellow",
     "launched": "yellow",
     "running": "green",
+    "stalled": "bold yellow",
     "stopping": "magenta",
     "succeeded": "bold green",
     "lost": "bold red",
@@ -46,6 +48,7 @@ SIGNS = {
     "waiting": ("·", "."),
     "launched": ("◦", "o"),
     "running": ("■", "#"),
+    "stalled": ("!", "!"),
     "stopping": ("▾", "v"),
     "succeeded": ("✓", "="),
     "lost": ("✗", "X"),
@@ -62,6 +65,8 @@ EVENTS_SHOWN = 6
 LOG_LINES_SHOWN = 8
 EXITS_SHOWN = 16
 TAIL_SHOWN = 10
+TRACEBACK_SHOWN = 40
+STACK_LINES_SHOWN = 40
 
 # ---- foreign text ------------------------------------------------------------------------------------------------
 
@@ -141,7 +146,7 @@ def message_of(view: RunView) -> str:
     return view.message if view.is_terminal and view.message else view.blocked_on or view.message
 
 
-def _columns(*headings: str) -> Table:
+def columns(*headings: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style=HEAD, padding=(0, 2, 0, 0))
     for heading in headings:
         table.add_column(heading, no_wrap=True, overflow="ellipsis")
@@ -190,8 +195,8 @@ class Grid:
             row = self.ranks[start : start + width]
             line = Text(f"{row[0].rank:>{label - 1}} ", DIM, no_wrap=True)
             for rank in row:
-                sign = SIGNS.get(rank.state, ("?", "?"))[1 if ascii_only else 0]
-                line.append(sign, STATES.get(rank.state, UNKNOWN))
+                sign = SIGNS.get(state_of(rank), ("?", "?"))[1 if ascii_only else 0]
+                line.append(sign, STATES.get(state_of(rank), UNKNOWN))
             yield line
         if len(self.ranks) > width * self.rows:
             yield Text(f"and {len(self.ranks) - width * self.rows} more", DIM)
@@ -201,7 +206,7 @@ class Grid:
 
 
 def runs(views: Iterable[RunView], now: datetime) -> Table:
-    table = _columns("NAME", "PHASE", "WORLD", "AGE", "MESSAGE")
+    table = columns("NAME", "PHASE", "WORLD", "AGE", "MESSAGE")
     for view in views:
         size = f"{view.world.ready}/{view.world.target}"
         table.add_row(
@@ -223,19 +228,54 @@ def head(view: RunView) -> Table:
 
 def ranks_table(ranks: Sequence[RankStatus], *, narrow: bool = False) -> Table:
     noted = any(rank.note for rank in ranks)
-    table = _columns("RANK", "STATE", "RESTARTS", *(() if narrow else ("NODE", *(("NOTE",) if noted else ()))))
+    metric = metric_of(ranks)
+    told = () if metric is None else ("STEP", "STEPS/S", clean(metric).upper())
+    table = columns("RANK", "STATE", "RESTARTS", *told, *(() if narrow else ("NODE", *(("NOTE",) if noted else ()))))
     for rank in ranks:
         cells: list[RenderableType] = [
             Text(str(rank.rank), rank_colour(rank.rank)),
-            Text(clean(rank.state), STATES.get(rank.state, UNKNOWN)),
+            Text(clean(state_of(rank)), STATES.get(state_of(rank), UNKNOWN)),
             Text(str(rank.restarts), WARNING if rank.restarts else ""),
         ]
+        if metric is not None:
+            cells += _reported(rank, metric)
         if not narrow:
             cells.append(Text(clean(rank.node or "")))
             if noted:
                 cells.append(Text(clean(rank.note)))
         table.add_row(*cells)
     return table
+
+
+def state_of(rank: RankStatus) -> str:
+    """A rank that runs and has stopped reporting is shown as stalled."""
+    return "stalled" if rank.stalled is not None and rank.state == "running" else rank.state
+
+
+def metric_of(ranks: Iterable[RankStatus]) -> str | None:
+    """What is worth a column: the loss, else the first number that is reported; None if nobody reports."""
+    reports = [rank.report for rank in ranks if rank.report is not None]
+    if not reports:
+        return None
+    names = {name for report in reports for name in report.values}
+    return min(names) if names and "loss" not in names else "loss"
+
+
+def rate(step_seconds: float | None) -> str:
+    """Steps per second."""
+    return f"{1 / step_seconds:.3g}" if step_seconds else "-"
+
+
+def _reported(rank: RankStatus, metric: str) -> list[Text]:
+    told = rank.report
+    if told is None:
+        return [Text("-", DIM)] * 3
+    value = told.values.get(metric)
+    return [
+        Text("-" if told.step is None else str(told.step)),
+        Text(rate(told.step_seconds), WARNING if rank.stalled else ""),
+        Text("-" if value is None else f"{value:.4g}", "" if value is None or math.isfinite(value) else BAD),
+    ]
 
 
 def ranks(view: RunView, *, rows: int, narrow: bool = False) -> RenderableType:
@@ -245,14 +285,14 @@ def ranks(view: RunView, *, rows: int, narrow: bool = False) -> RenderableType:
         return Text("no ranks yet", DIM)
     if len(everyone) + 1 <= rows:
         return ranks_table(everyone, narrow=narrow)
-    counts = Counter(rank.state for rank in everyone)
+    counts = Counter(state_of(rank) for rank in everyone)
     summary = Text(no_wrap=True, overflow="ellipsis")
     for state, count in counts.most_common():
         summary.append(f"{count} ")
         summary.append(clean(state), STATES.get(state, UNKNOWN))
         summary.append("  ")
     standing_out = sorted(
-        (r for r in everyone if r.state != counts.most_common(1)[0][0] or r.restarts),
+        (r for r in everyone if state_of(r) != counts.most_common(1)[0][0] or r.restarts),
         key=lambda r: (r.state != "lost", -r.restarts, r.rank),
     )
     grid_rows = max(1, rows // 2)
@@ -266,7 +306,7 @@ def ranks(view: RunView, *, rows: int, narrow: bool = False) -> RenderableType:
 
 
 def exits(ended: Sequence[RankExit], culprit: int | None) -> Table:
-    table = _columns("RANK", "CODE", "REASON", "SIGNAL", "ROLE", "RESTARTS", "DURATION", "")
+    table = columns("RANK", "CODE", "REASON", "SIGNAL", "ROLE", "RESTARTS", "DURATION", "")
     for exit in ended:
         guilty = exit.rank == culprit
         bad = BAD if guilty else ("" if exit.exit_code == 0 else WARNING)
@@ -288,6 +328,11 @@ def exits(ended: Sequence[RankExit], culprit: int | None) -> Table:
     return table
 
 
+def raised(ended: Sequence[RankExit]) -> list[Text]:
+    """A line for each rank that failed with a Python exception."""
+    return [rank_line(exit.rank, exit.error) for exit in ended if exit.error]
+
+
 def culprit(view: RunView, *, said: str = "") -> RenderableType | None:
     """Who failed first, why we think so, and its last words. What has been `said` already is not said again."""
     if view.culprit is None:
@@ -299,14 +344,17 @@ def culprit(view: RunView, *, said: str = "") -> RenderableType | None:
         lines.append(Text.assemble((f"rank {it.rank} failed first: ", BAD), f"it {evidence}"))
     if it.confidence != "high":
         lines.append(Text(f"who failed first is told with {clean(it.confidence)} confidence", WARNING))
-    if it.log_tail:
+    if it.traceback:
+        lines.append(Text(f"the exception of rank {it.rank}:", DIM))
+        lines += [rank_line(it.rank, line, whole=True) for line in it.traceback.split("\n")[-TRACEBACK_SHOWN:]]
+    elif it.log_tail:
         lines.append(Text(f"the last lines of rank {it.rank}:", DIM))
         lines += [rank_line(it.rank, line, whole=True) for line in it.log_tail[-TAIL_SHOWN:]]
     return Group(*lines) if lines else None
 
 
 def events(happened: Sequence[Event]) -> Table:
-    table = _columns("TIME", "REASON", "MESSAGE")
+    table = columns("TIME", "REASON", "MESSAGE")
     for event in happened:
         colour = WARNING if event.kind == "Warning" else ""
         table.add_row(clock(event.last_at), Text(clean(event.reason), colour), Text(event_message(event)))
@@ -317,36 +365,6 @@ def event_fields(event: Event) -> str:
     """For programs: time, type, reason and message between tabs."""
     message = event_message(event).replace("\t", "\\t")
     return "\t".join([timestamp(event.last_at), clean(event.kind), clean(event.reason), message])
-
-
-def bench(status: BenchStatus | None) -> RenderableType:
-    if status is None:
-        return Text("the bench is off: 'basilica train up --bench' turns it on")
-    line = Text.assemble("bench ", (clean(status.phase), "green" if status.phase == "Succeeded" else WARNING))
-    if status.message:
-        line.append(f": {clean(status.message)}")
-    found = status.result
-    if found is None:
-        return line
-    table = Table.grid(padding=(0, 2, 0, 0))
-    rows = [
-        ("bus bandwidth p50", _number(found.busbw_gbps_p50, "GB/s")),
-        ("bus bandwidth p10", _number(found.busbw_gbps_p10, "GB/s")),
-        ("bus bandwidth p90", _number(found.busbw_gbps_p90, "GB/s")),
-        ("algorithm bandwidth p50", _number(found.algbw_gbps_p50, "GB/s")),
-        ("latency at 1 MiB", _number(found.latency_us_at_1mib, "us")),
-        ("between", f"{clean(found.probe_node_a)} and {clean(found.probe_node_b)}"),
-        ("measured", timestamp(found.measured_at)),
-    ]
-    for name, value in rows:
-        table.add_row(Text(name), Text(value))
-    if status.on_worker_nodes:
-        return Group(line, table)
-    return Group(line, table, Text("not measured on the nodes of the ranks: their link may be another", WARNING))
-
-
-def _number(value: float | None, unit: str) -> str:
-    return "not measured" if value is None else f"{value:.2f} {unit}"
 
 
 # ---- whole pages -------------------------------------------------------------------------------------------------
@@ -367,7 +385,18 @@ def status(view: RunView, now: datetime, *, width: int) -> RenderableType:
     guilty = culprit(view, said=message_of(view))
     if guilty is not None:
         parts.append(guilty)
-    return Group(*parts)
+    return Group(*parts, *stacks(view))
+
+
+def stacks(view: RunView) -> list[Text]:
+    """Where the threads of the rank are that fell silent first."""
+    silent = [(r.stalled.since, r) for r in view.ranks if r.stalled is not None and r.stalled.stack]
+    if not silent or view.is_terminal:
+        return []
+    _, first = min(silent, key=lambda entry: (entry[0] is None, entry[0], entry[1].rank))
+    assert first.stalled is not None
+    lines = first.stalled.stack.splitlines()[:STACK_LINES_SHOWN]
+    return [Text(f"the threads of rank {first.rank}:", DIM), *(Text(f"  {clean(line)}") for line in lines)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -172,6 +172,7 @@ class BasilicaClient:
             kwargs=options.source_kwargs,
             python=python,
             launcher=options.launcher,
+            rendezvous_backend=options.rendezvous_backend,
             pip_packages=options.pip_packages,
             remote=not self.is_embedded,
             workdir=None if options.workdir is None else Path(options.workdir),

@@ -1,9 +1,9 @@
 """What a rank executes to run shipped source. Its text travels with the source: it needs nothing of ours, and it keeps
 to the Python that ranks may have. Nothing happens on import.
 
-`shipped` is one JSON object: `packages` for pip; then either `exec`, a command line, or `source` with `file`, `name`
-and `arguments` (a literal) of the function to call, or no name for a script. `launcher` is a command line to put in
-front, which starts the workers that run the source.
+`shipped` is one JSON object: `packages` for pip; then either `exec`, a command line, or `script`, a file that is here
+already, or `source` with `file`, `name` and `arguments` (a literal) of the function to call, or no name for a script.
+With `torchrun`, which has its options, this process becomes a torchrun agent, whose workers run the source.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import contextlib
 import json
 import linecache
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import types
 
 TYPE_CHECKING = False
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 RESULT_MAX = 8 << 20
+RENDEZVOUS_BACK_WITHIN = 30.0
 
 
 def main(shipped: dict[str, Any], worker: bool = False) -> None:
@@ -31,10 +34,11 @@ def main(shipped: dict[str, Any], worker: bool = False) -> None:
         put_on_path(install(shipped["packages"]))
     if "exec" in shipped:
         replace_us([os.path.expandvars(part) for part in shipped["exec"]])
-    if "launcher" in shipped and not worker:
+    if "torchrun" in shipped and not worker:
         script = os.path.join(scratch(), "worker.py")
         write(script, shipped["worker"])
-        replace_us([os.path.expandvars(part) for part in shipped["launcher"]] + [script])
+        torchrun([os.path.expandvars(part) for part in shipped["torchrun"]], script)
+        return
     del os.environ["BASILICA_SOURCE"]  # it is long, and not for the programs that we start
     try:
         run(shipped)
@@ -42,8 +46,91 @@ def main(shipped: dict[str, Any], worker: bool = False) -> None:
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename in ("<string>", "<basilica>"):
             trace = trace.tb_next
-        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        record(error.with_traceback(trace))
+        sys.excepthook(type(error), error, trace)
         sys.exit(1)
+
+
+def record(error: Exception) -> None:
+    """Leave the traceback where torch leaves it, and where whoever tells how this rank ended looks for it."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path:
+        return
+    import traceback  # noqa: PLC0415  a rank that does well starts sooner without it
+
+    said = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    more = {"py_callstack": said, "timestamp": str(int(time.time()))}
+    text = json.dumps({"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": more}})
+    with contextlib.suppress(OSError):
+        write(path, text)
+
+
+def torchrun(options: list[str], script: str) -> None:
+    """Be a torchrun agent, as `python -m torch.distributed.run` would."""
+    import importlib.util  # noqa: PLC0415  only agents need these
+    import runpy  # noqa: PLC0415
+
+    needed = {"torch": "torch"}
+    if [option for option in options if option.startswith("--rdzv-backend=")][-1:] == ["--rdzv-backend=etcd"]:
+        needed["etcd"] = "python-etcd"
+    missing = [package for module, package in needed.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        names = " and ".join(missing)
+        sys.exit(
+            f"basilica: launcher='torchrun' needs {names}, which {sys.executable} does not have: install it there with "
+            f"'pip install {' '.join(missing)}', or deploy with pip_packages={missing!r}"
+        )
+    if "etcd" in needed:
+        end_when_asked_while_meeting()
+        outwait_the_rendezvous()
+    sys.argv = ["torchrun", *options, script, *sys.argv[1:]]
+    runpy.run_module("torch.distributed.run", run_name="__main__", alter_sys=True)
+
+
+def end_when_asked_while_meeting() -> None:
+    """Let SIGTERM end an agent that waits for others, which has no workers then.
+
+    torch's handler raises an exception. Its etcd rendezvous takes that for a failed attempt and tries again, so an
+    agent that is not wanted any more would take part until it is killed.
+    """
+    try:
+        from torch.distributed.elastic.rendezvous import etcd_rendezvous  # noqa: PLC0415
+    except ImportError:  # another torch has it elsewhere
+        return
+    agents: Any = etcd_rendezvous.EtcdRendezvous
+    meet = agents.rendezvous_barrier
+
+    def meet_or_end(self: Any) -> Any:
+        handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        try:
+            return meet(self)
+        finally:
+            signal.signal(signal.SIGTERM, handler)
+
+    agents.rendezvous_barrier = meet_or_end
+
+
+def outwait_the_rendezvous() -> None:
+    """Let an agent live through a rendezvous that is started anew, which takes it a moment.
+
+    An agent asks it ten times a second, and python-etcd, which knows one address, would give up at the first refusal.
+    """
+    import etcd  # noqa: PLC0415
+    from urllib3.exceptions import HTTPError  # noqa: PLC0415
+
+    client: Any = etcd.Client
+    give_up = client._next_server
+
+    def wait_for_it(self: Any, cause: Any = None) -> Any:
+        deadline = time.monotonic() + RENDEZVOUS_BACK_WITHIN
+        while time.monotonic() < deadline:
+            with contextlib.suppress(HTTPError, OSError):
+                self.http.request("GET", self._base_uri + "/version", timeout=2.0, retries=False)
+                return self._base_uri
+            time.sleep(0.1)
+        return give_up(self, cause)
+
+    client._next_server = wait_for_it
 
 
 def replace_us(command: list[str]) -> None:
@@ -96,13 +183,7 @@ def write(path: str, text: str) -> None:
 
 
 def run(shipped: dict[str, Any]) -> None:
-    source = shipped["source"]
-    try:
-        path = os.path.join(scratch(), shipped["file"])
-        write(path, source)
-    except OSError:  # nowhere to write: tracebacks still show lines, but processes cannot be spawned from it
-        path = shipped["file"]
-        linecache.cache[path] = (len(source), None, source.splitlines(True), path)
+    path, source = placed(shipped)
     sys.argv[0] = path
     module = types.ModuleType("__main__")
     module.__file__ = path
@@ -128,6 +209,23 @@ def run(shipped: dict[str, Any]) -> None:
     if result:
         os.makedirs(os.path.dirname(result), exist_ok=True)
         write(result, text)
+
+
+def placed(shipped: dict[str, Any]) -> tuple[str, str | bytes]:
+    """The file that runs and what is in it."""
+    if "script" in shipped:
+        path = shipped["script"]
+        sys.path[0] = os.path.dirname(os.path.abspath(path))  # as if it had been started itself
+        with open(path, "rb") as file:
+            return path, file.read()
+    source = shipped["source"]
+    try:
+        path = os.path.join(scratch(), shipped["file"])
+        write(path, source)
+    except OSError:  # nowhere to write: tracebacks still show lines, but processes cannot be spawned from it
+        path = shipped["file"]
+        linecache.cache[path] = (len(source), None, source.splitlines(True), path)
+    return path, source
 
 
 def plain(value: Any, where: str) -> Any:

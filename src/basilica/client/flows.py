@@ -13,7 +13,16 @@ from urllib.parse import quote
 
 from basilica.client.effects import Answer, Call, Emit, Flow, Lines, NextLine, NoAnswer, Now, Sleep
 from basilica.client.problems import TRANSIENT, error_of, retry_after
-from basilica.client.views import BenchStatus, Event, RunView, parse_event, parse_run, parse_summary
+from basilica.client.views import (
+    BenchStatus,
+    Event,
+    RunView,
+    Series,
+    parse_event,
+    parse_run,
+    parse_series,
+    parse_summary,
+)
 from basilica.core import waits
 from basilica.core.errors import (
     BelowMinimumWorld,
@@ -185,10 +194,11 @@ def wait_bench(run: Remembered, timeout: float) -> Flow[BenchStatus | None]:
     return view.bench
 
 
-def changes(run: Remembered) -> Flow[None]:
+def changes(run: Remembered, *, reports: bool = False) -> Flow[None]:
     """Emits the run as it is, and again whenever it has changed, until nothing of it can change any more.
 
-    While the server does not answer, emits the `NoAnswer` now and then: the run itself goes on.
+    With `reports`, also while ranks report, about once a second. While the server does not answer, emits the `NoAnswer`
+    now and then: the run itself goes on.
     """
     view = yield from fetch(run)
     yield Emit(view)
@@ -197,6 +207,9 @@ def changes(run: Remembered) -> Flow[None]:
         try:
             if view.tells_changes and not lost:
                 params = {"since": view.version, "wait": f"{LONG_POLL:g}"}
+                if reports:
+                    known = view.reported_at
+                    params["reported_since"] = "0" if known is None else f"{known.timestamp():.3f}"
                 call = Call(method="GET", path=f"{run.path}/watch", params=params, timeout=LONG_POLL + 15)
                 newer = parse_run((yield from ask(call, name=run.name, patience=0.0)).json())
             else:
@@ -213,6 +226,7 @@ def changes(run: Remembered) -> Flow[None]:
             lost = True
             continue
         news = newer.version != view.version if view.tells_changes else newer != view
+        news = news or (reports and newer.reported_at != view.reported_at)
         if news or told:
             view = run.take(newer)
             yield Emit(view)
@@ -246,6 +260,14 @@ def events(run: Remembered, since: int = 0, limit: int | None = None) -> Flow[li
     call = Call(method="GET", path=f"{run.path}/events", params={"since": since or None, "limit": limit})
     answer = yield from ask(call, name=run.name)
     return [parse_event(e) for e in answer.json()["events"]]
+
+
+def series(
+    run: Remembered, metric: str | None, rank: int | None, points: int | None, since: float | None
+) -> Flow[list[Series]]:
+    params = {"metric": metric, "rank": rank, "points": points, "since": since}
+    answer = yield from ask(Call(method="GET", path=f"{run.path}/series", params=params), name=run.name)
+    return [parse_series(s) for s in answer.json()["series"]]
 
 
 def why(run: Remembered) -> Flow[str]:

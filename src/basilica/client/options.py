@@ -48,6 +48,7 @@ class DeployOptions(TypedDict, total=False):
     rendezvous_backend: str
     workdir: str | Path | None
     resize: Literal["join", "restart"] | None
+    on_stall: Literal["show", "restart"]
     max_restarts: int
     grace_seconds: float
     ttl_seconds: float | None
@@ -92,6 +93,7 @@ class Deploy:
     rendezvous_backend: str = "etcd-v2"
     workdir: str | Path | None = None
     resize: Literal["join", "restart"] | None = None
+    on_stall: Literal["show", "restart"] = "show"
     max_restarts: int = 0
     grace_seconds: float = 10.0
     ttl_seconds: float | None = None
@@ -106,6 +108,8 @@ class Deploy:
     on_upload: Callable[[int, int], None] | None = None
 
     def __post_init__(self) -> None:
+        if self.on_stall not in ("show", "restart"):
+            raise ValidationError("on_stall", self.on_stall, "must be 'show' or 'restart'")
         if (self.source is None) == (self.command is None):
             raise ValidationError("source", self.source, "give either `source` or `command`: what the ranks shall run")
         if self.wait_for_bench not in ("never", "best_effort", "required"):

@@ -50,6 +50,8 @@ def to_wire(name: str, request: Deploy, program: Program) -> dict[str, Any]:
         "startDeadlineSeconds": request.start_deadline_seconds,
     }
     distributed |= {name: value for name, value in optional.items() if value is not None}
+    if request.on_stall != "show":
+        distributed["onStall"] = request.on_stall
     body: dict[str, Any] = {
         "instanceName": name,
         "image": request.image,

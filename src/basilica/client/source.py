@@ -8,6 +8,7 @@ import base64
 import inspect
 import json
 import os
+import shlex
 import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,9 @@ from basilica.core.errors import ValidationError
 SOURCE_VARIABLE = "BASILICA_SOURCE"
 SOURCE_BYTES_MAX = 96_000  # compressed; as base64 it is just below what the kernel takes for one variable
 TORCHRUN_RESTARTS = 10
+# For agents that nobody drives: how long they wait for those that are missing, at all and once there are enough.
+JOIN_SECONDS, LAST_CALL_SECONDS = 900, 30
+MONITOR_SECONDS = 0.1  # how soon an agent sees that the world changes
 
 _LOAD = (
     "import base64,json,os,zlib;"
@@ -49,6 +53,7 @@ def ship(
     kwargs: Mapping[str, Any] | None = None,
     python: str = "python3",
     launcher: str | None = None,
+    rendezvous_backend: str = "etcd-v2",
     pip_packages: Sequence[str] = (),
     remote: bool = False,
     workdir: Path | None = None,
@@ -58,22 +63,23 @@ def ship(
     A function is called with `args` and `kwargs`. `remote`: the ranks do not see this machine's files, apart from what
     is in `workdir`, which is shipped by other means.
     """
-    if launcher not in (None, "python", "torchrun"):
-        raise ValidationError("launcher", launcher, "must be 'python' or 'torchrun'")
-    torchrun = launcher == "torchrun"
+    torchrun = _torchrun(launcher, rendezvous_backend)
     packages = _checked_packages(pip_packages)
-    resize: Literal["join", "restart"] = "join" if torchrun else "restart"
+    joins = torchrun is not None and rendezvous_backend != "static"
+    resize: Literal["join", "restart"] = "join" if joins else "restart"
     what = _what(source)
     if not callable(what) and (args or kwargs):
         raise ValidationError("source_args", list(args) or dict(kwargs or {}), "only a function takes them; see `args`")
     if isinstance(what, Path):
         there = _path_there(what, remote=remote, workdir=workdir)
-        if there is not None:
-            command = [*torchrun_line("python" if packages else python), there] if torchrun else [python, "-u", there]
+        if there is not None and torchrun is None:
             if packages:
-                return with_packages(["python", *command[1:]], packages, python=python, resize=resize)
-            return Shipped(command, resize=resize)
-        shipped = {"source": what.read_text(encoding="utf-8"), "file": what.name}
+                return with_packages(["python", "-u", there], packages, python=python, resize=resize)
+            return Shipped([python, "-u", there], resize=resize)
+        if there is not None:
+            shipped = {"script": there}
+        else:
+            shipped = {"source": what.read_text(encoding="utf-8"), "file": what.name}
     elif isinstance(what, str):
         shipped = {"source": what, "file": "source.py"}
     else:
@@ -87,8 +93,8 @@ def ship(
     payload: dict[str, Any] = {**shipped, "packages": packages}
     if callable(what) and not remote:
         payload["path"] = [os.path.abspath(place) for place in sys.path[:1]]  # where its script finds its own modules
-    if torchrun:
-        payload |= {"launcher": torchrun_line("python"), "worker": WORKER}
+    if torchrun is not None:
+        payload |= {"torchrun": torchrun, "worker": WORKER}
     return _packed(payload, python, resize)
 
 
@@ -103,20 +109,43 @@ def with_packages(
     return _packed({"exec": list(argv), "packages": _checked_packages(pip_packages)}, python, resize)
 
 
-def torchrun_line(python: str) -> list[str]:
-    """torchrun with its options, as the module that it is; the script comes after it."""
-    return [
-        python,
-        "-u",
-        "-m",
-        "torch.distributed.run",
-        "--nnodes=$BASILICA_WORLD_MIN:$BASILICA_WORLD_MAX",
-        "--nproc-per-node=$BASILICA_GPUS_PER_POD",
-        "--rdzv-backend=etcd",
-        "--rdzv-endpoint=$BASILICA_RDZV_ENDPOINT",
-        "--rdzv-id=$BASILICA_RDZV_ID",
-        f"--max-restarts={TORCHRUN_RESTARTS}",
-    ]
+def torchrun_options(backend: str, given: Sequence[str] = ()) -> list[str]:
+    """torchrun's options; the script comes after them. The user's own are last, and torchrun takes the last word.
+
+    `--rdzv-conf` is one value, of which the last replaces the others: where the user gives one, ours is left out.
+    """
+    elastic = ["--nnodes=$BASILICA_WORLD_MIN:$BASILICA_WORLD_MAX"]
+    match backend:
+        case "etcd-v2":  # torch's own `etcd-v2` is another handler, which fails on a fresh etcd
+            meeting = [*elastic, "--rdzv-backend=etcd", "--rdzv-endpoint=$BASILICA_RDZV_ENDPOINT"]
+            conf = f"timeout={JOIN_SECONDS},last_call_timeout={LAST_CALL_SECONDS}"
+        case "c10d":
+            meeting = [*elastic, "--rdzv-backend=c10d", "--rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT"]
+            conf = f"join_timeout={JOIN_SECONDS},last_call_timeout={LAST_CALL_SECONDS}"
+        case "static":
+            meeting = ["--nnodes=$WORLD_SIZE", "--rdzv-backend=static", "--node-rank=$BASILICA_RANK"]
+            meeting += ["--master-addr=$MASTER_ADDR", "--master-port=$MASTER_PORT"]
+            conf = f"timeout={JOIN_SECONDS}"
+        case _:
+            raise ValidationError("rendezvous_backend", backend, "must be 'etcd-v2', 'c10d' or 'static'")
+    options = [*meeting, "--rdzv-id=$BASILICA_RDZV_ID", "--nproc-per-node=$BASILICA_GPUS_PER_POD"]
+    options += [f"--max-restarts={TORCHRUN_RESTARTS}", f"--monitor-interval={MONITOR_SECONDS}"]
+    if not any(option.replace("_", "-").partition("=")[0] == "--rdzv-conf" for option in given):
+        options.append(f"--rdzv-conf={conf}")
+    return [*options, *given]
+
+
+def _torchrun(launcher: str | None, backend: str) -> list[str] | None:
+    """torchrun's options, None if it is not the launcher."""
+    try:
+        name, *given = shlex.split(launcher) if launcher is not None else ["python"]
+    except ValueError:
+        name, given = "", []
+    if name == "torchrun":
+        return torchrun_options(backend, given)
+    if name != "python" or given:
+        raise ValidationError("launcher", launcher, "must be 'python' or 'torchrun', which may have options after it")
+    return None
 
 
 def _packed(payload: Mapping[str, Any], python: str, resize: Literal["join", "restart"]) -> Shipped:

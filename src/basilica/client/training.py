@@ -13,7 +13,7 @@ from basilica.client import flows
 from basilica.client.effects import NoAnswer
 from basilica.client.flows import Remembered
 from basilica.client.notebook import show_live, table
-from basilica.client.views import BenchResult, BenchStatus, Culprit, Event, RankExit, RankStatus, RunView
+from basilica.client.views import BenchResult, BenchStatus, Culprit, Event, RankExit, RankStatus, RunView, Series
 from basilica.core import waits
 from basilica.core.world import WorldStatus
 
@@ -164,6 +164,27 @@ class DistributedTraining:
     async def events_async(self, since: int = 0, limit: int | None = None) -> list[Event]:
         return await self._client._async.run(flows.events(self._run, since, limit))
 
+    def series(
+        self,
+        metric: str | None = None,
+        rank: int | None = None,
+        *,
+        points: int | None = None,
+        since: float | None = None,
+    ) -> list[Series]:
+        """What ranks reported over time. A long series comes as `points` points, with mean, minimum and maximum."""
+        return self._client._blocking.run(flows.series(self._run, metric, rank, points, since))
+
+    async def series_async(
+        self,
+        metric: str | None = None,
+        rank: int | None = None,
+        *,
+        points: int | None = None,
+        since: float | None = None,
+    ) -> list[Series]:
+        return await self._client._async.run(flows.series(self._run, metric, rank, points, since))
+
     def logs(self, rank: int | None = None, tail: int | None = None, follow: bool = False) -> str:
         """What ranks wrote. With `follow`, until the run has ended; to see lines as they come, use `stream_logs`."""
         if follow:
@@ -186,15 +207,16 @@ class DistributedTraining:
     ) -> AsyncGenerator[tuple[int, str], None]:
         return self._client._async.iterate(flows.stream_logs(self._run, ranks, tail, follow=follow))
 
-    def changes(self) -> Iterator[RunView | NoAnswer]:
+    def changes(self, *, reports: bool = False) -> Iterator[RunView | NoAnswer]:
         """The run as it is, and again whenever it has changed, until nothing of it can change any more.
 
-        A `NoAnswer` in between: the server is silent, and is asked on.
+        With `reports`, also while ranks report, about once a second. A `NoAnswer` in between: the server is silent, and
+        is asked on.
         """
-        return self._client._blocking.iterate(flows.changes(self._run))
+        return self._client._blocking.iterate(flows.changes(self._run, reports=reports))
 
-    def changes_async(self) -> AsyncGenerator[RunView | NoAnswer, None]:
-        return self._client._async.iterate(flows.changes(self._run))
+    def changes_async(self, *, reports: bool = False) -> AsyncGenerator[RunView | NoAnswer, None]:
+        return self._client._async.iterate(flows.changes(self._run, reports=reports))
 
     # ---- doing -------------------------------------------------------------------------------------------------------
 

@@ -5,10 +5,56 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from basilica.core.seen import BenchPoint
 from basilica.core.waits import ExitSummary, Snapshot
-from basilica.core.world import WorldStatus
+from basilica.core.world import WorldStatus, last_line
 
 _TERMINAL = ("succeeded", "failed", "cancelled")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReport:
+    """The last that a rank reported. `step_seconds` is its usual step time, once that is known."""
+
+    at: datetime | None
+    step: int | None = None
+    step_seconds: float | None = None
+    values: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stalled:
+    """A rank has reported nothing since then, though it usually reports that often.
+
+    `where` is the innermost frame of its main thread, `stack` has all threads; empty where nobody could tell.
+    """
+
+    since: datetime | None
+    usual_step_seconds: float
+    where: str = ""
+    stack: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeriesPoint:
+    """One report, or `count` neighbouring ones: `value` is their mean, step and time are those of the last."""
+
+    at: datetime | None
+    value: float
+    min: float
+    max: float
+    step: int | None = None
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """One number of one rank over time. `worker` tells its processes apart, where a launcher started several."""
+
+    rank: int
+    worker: int
+    metric: str
+    points: tuple[SeriesPoint, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +70,8 @@ class RankStatus:
     region: str | None = None
     state: str = ""
     note: str = ""
+    report: RankReport | None = None
+    stalled: Stalled | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +88,12 @@ class RankExit:
     node: str | None = None
     role: str | None = None
     log_tail: tuple[str, ...] = ()
+    traceback: str = ""
+
+    @property
+    def error(self) -> str:
+        """The Python exception that it failed with, in a line; empty where there was none."""
+        return last_line(self.traceback)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +106,16 @@ class Culprit:
     evidence: str
     confidence: str
     log_tail: tuple[str, ...] = ()
+    traceback: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchResult:
-    """GB/s of 10^9 bytes, and microseconds; None where it could not be measured."""
+    """GB/s of 10^9 bytes, and microseconds; None where it could not be measured.
+
+    The bandwidths are those of the largest size swept; `sweep` has every size. `method` says what was measured with:
+    `nccl`, `gloo`, or `tcp`, which moves the bytes of an all-reduce and adds nothing up.
+    """
 
     measured_at: datetime
     probe_node_a: str
@@ -67,6 +126,8 @@ class BenchResult:
     algbw_gbps_p50: float | None = None
     latency_us_at_1mib: float | None = None
     size_bytes_swept: tuple[int, ...] = ()
+    method: str | None = None
+    sweep: tuple[BenchPoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +179,11 @@ class RunView:
         return self.phase in _TERMINAL
 
     @property
+    def reported_at(self) -> datetime | None:
+        """When a rank last reported."""
+        return max((r.report.at for r in self.ranks if r.report is not None and r.report.at is not None), default=None)
+
+    @property
     def tells_changes(self) -> bool:
         """The server has generations, and with them the watch; another one has to be polled."""
         return self.generation > 0
@@ -134,7 +200,7 @@ class RunView:
             surplus=len(running) if self.tells_changes else 0,
             requested_target=requested_target,
             rank_exits=tuple(
-                ExitSummary(e.rank, e.exit_code, e.termination_reason, e.restart_count) for e in self.exits
+                ExitSummary(e.rank, e.exit_code, e.termination_reason, e.restart_count, e.error) for e in self.exits
             ),
             bench_phase=None if self.bench is None else self.bench.phase,
         )
@@ -200,6 +266,21 @@ def parse_event(body: Mapping[str, Any]) -> Event:
     )
 
 
+def parse_series(body: Mapping[str, Any]) -> Series:
+    points = [
+        SeriesPoint(
+            at=moment(point.get("at")),
+            value=float(point["value"]),
+            min=float(point["min"]),
+            max=float(point["max"]),
+            step=point.get("step"),
+            count=point.get("count", 1),
+        )
+        for point in body["points"]
+    ]
+    return Series(rank=body["rank"], worker=body.get("worker", 0), metric=body["metric"], points=tuple(points))
+
+
 def moment(text: str | None) -> datetime | None:
     """RFC 3339; another server's free text is no time."""
     try:
@@ -219,6 +300,26 @@ def _rank(body: Mapping[str, Any]) -> RankStatus:
         region=body.get("region"),
         state=body.get("state") or str(body.get("phase", "")).lower(),
         note=body.get("note", ""),
+        report=None if body.get("report") is None else _report(body["report"]),
+        stalled=None if body.get("stalled") is None else _stalled(body["stalled"]),
+    )
+
+
+def _report(body: Mapping[str, Any]) -> RankReport:
+    return RankReport(
+        at=moment(body.get("at")),
+        step=body.get("step"),
+        step_seconds=body.get("stepSeconds"),
+        values={name: float(value) for name, value in (body.get("values") or {}).items()},
+    )
+
+
+def _stalled(body: Mapping[str, Any]) -> Stalled:
+    return Stalled(
+        since=moment(body.get("since")),
+        usual_step_seconds=body.get("usualStepSeconds", 0.0),
+        where=body.get("where", ""),
+        stack=body.get("stack", ""),
     )
 
 
@@ -234,6 +335,7 @@ def _exit(body: Mapping[str, Any]) -> RankExit:
         node=body.get("node"),
         role=body.get("role"),
         log_tail=tuple(body.get("logTail") or ()),
+        traceback=body.get("traceback") or "",
     )
 
 
@@ -245,6 +347,7 @@ def _culprit(body: Mapping[str, Any]) -> Culprit:
         evidence=body["evidence"],
         confidence=body["confidence"],
         log_tail=tuple(body.get("logTail") or ()),
+        traceback=body.get("traceback") or "",
     )
 
 
@@ -274,4 +377,15 @@ def _bench_result(body: Mapping[str, Any]) -> BenchResult:
         algbw_gbps_p50=body.get("algbwGbpsP50"),
         latency_us_at_1mib=body.get("latencyUsAt1mib"),
         size_bytes_swept=tuple(body.get("sizeBytesSwept") or ()),
+        method=body.get("method"),
+        sweep=tuple(
+            BenchPoint(
+                size_bytes=point["sizeBytes"],
+                algbw_gbps=point["algbwGbps"],
+                busbw_gbps=point["busbwGbps"],
+                latency_us=point["latencyUs"],
+                repeats=point.get("repeats", 0),
+            )
+            for point in body.get("sweep") or ()
+        ),
     )

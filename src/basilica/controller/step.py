@@ -2,7 +2,7 @@
 
 from typing import assert_never
 
-from basilica.core.actions import EndProbe, Launch, Plan, Probe, Remove, Stop
+from basilica.core.actions import Announce, EndProbe, EndRendezvous, Launch, Plan, Probe, Remove, Stop
 from basilica.core.deployment import Deployment
 from basilica.core.reconcile import reconcile
 from basilica.ports import Clock, Run, Runtime, Store
@@ -38,9 +38,14 @@ async def step(instance: str, store: Store, runtime: Runtime, clock: Clock) -> t
 async def _apply(plan: Plan, run: Run, store: Store, runtime: Runtime) -> None:
     launches: list[Launch] = []
     stops: list[Stop] = []
-    remove = False
+    announce: Announce | None = None
+    end_rendezvous = remove = False
     for action in plan.actions:
         match action:
+            case Announce():
+                announce = action
+            case EndRendezvous():
+                end_rendezvous = True
             case Launch():
                 launches.append(action)
             case Stop():
@@ -53,10 +58,16 @@ async def _apply(plan: Plan, run: Run, store: Store, runtime: Runtime) -> None:
                 await runtime.end_probe(run)
             case _:
                 assert_never(action)
-    if stops:
-        await runtime.stop(run, stops)
+    try:
+        if announce is not None:  # before the surplus is told to go: the others then expect it
+            await runtime.announce(run, announce.announcement)
+    finally:  # whatever became of that, what must end ends
+        if stops:
+            await runtime.stop(run, stops)
     if launches:
         await runtime.launch(run, launches)
+    if end_rendezvous:
+        await runtime.end_rendezvous(run)
     if remove:
         await runtime.remove(run)
         await store.delete(run.instance)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from basilica.core.events import Event
+from basilica.core.mesh import Announcement
 from basilica.core.status import DeploymentStatus
 
 
@@ -26,6 +27,18 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class Announce:
+    """Open the run's rendezvous if it is not, and have it say this and nothing else."""
+
+    announcement: Announcement
+
+
+@dataclass(frozen=True, slots=True)
+class EndRendezvous:
+    """Take the run's rendezvous down with all its keys. Gone already: done."""
+
+
+@dataclass(frozen=True, slots=True)
 class Probe:
     """Start the bench probe. Already there: done."""
 
@@ -42,7 +55,7 @@ class Remove:
     """Remove all that the runtime keeps of this run: nothing of it runs any more and the user deleted it."""
 
 
-Action = Launch | Stop | Probe | EndProbe | Remove
+Action = Announce | Launch | Stop | EndRendezvous | Probe | EndProbe | Remove
 
 
 @dataclass(frozen=True, slots=True)

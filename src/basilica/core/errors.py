@@ -144,6 +144,8 @@ class ExitLike(Protocol):
     def exit_code(self) -> int | None: ...
     @property
     def termination_reason(self) -> str: ...
+    @property
+    def error(self) -> str: ...
 
 
 class BelowMinimumWorld(DistributedError):
@@ -165,7 +167,7 @@ class BelowMinimumWorld(DistributedError):
         if self.phase not in ("failed", "cancelled"):
             return f"is {self.phase or 'not yet observed'} after {self.timeout:g} s"
         bad = "; ".join(
-            f"rank {e.rank}: exit_code={e.exit_code} reason={e.termination_reason}"
+            f"rank {e.rank}: exit_code={e.exit_code} reason={e.termination_reason}" + (f" {e.error}" if e.error else "")
             for e in self.rank_exits
             if e.exit_code != 0
         )

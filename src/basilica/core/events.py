@@ -12,6 +12,8 @@ class Reason(StrEnum):
     RANK_FAILED = "RankFailed"
     RANK_RESTARTED = "RankRestarted"
     RANK_LOST = "RankLost"
+    RANK_STALLED = "RankStalled"
+    RANK_RESUMED = "RankResumed"
     SCALE_REQUESTED = "ScaleRequested"
     SCALE_OBSERVED = "ScaleObserved"
     SCALE_IGNORED = "WorldClosed"

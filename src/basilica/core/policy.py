@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from basilica.core.world import RankExit, WorldSize
+from basilica.core.world import STALLED, RankExit, WorldSize
 
 FIRST_RESTART_DELAY = 1.0
 LONGEST_RESTART_DELAY = 60.0
@@ -92,9 +92,11 @@ def describe_exit(exit: RankExit) -> str:
         return f"ended, nobody knows how ({exit.termination_reason})"
     if exit.termination_reason == "OOMKilled":
         return f"was killed for memory (exit code {exit.exit_code}, OOMKilled)"
+    if exit.termination_reason == STALLED:
+        return f"was stopped because it had stalled (exit code {exit.exit_code})"
     if exit.signal is not None:
         return f"was ended by {exit.signal} (exit code {exit.exit_code})"
-    return f"exited with code {exit.exit_code}"
+    return f"exited with code {exit.exit_code}" + (f" ({exit.error})" if exit.error else "")
 
 
 def keep_failure(failures: Sequence[RankExit], new: RankExit, whole_at: float | None) -> tuple[RankExit, ...]:

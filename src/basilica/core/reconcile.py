@@ -3,16 +3,17 @@
 Total and deterministic. A settled run, or one of which nothing changed, gets its own status back and no actions, so
 turning the controller once more is always safe. The order of a turn:
 
-    take in what was seen  →  obey the spec  →  judge  →  deadlines  →  launch and stop  →  phase, bench, metering
+    take in what was seen  →  obey the spec  →  judge  →  deadlines  →  launch and stop  →  phase, gate, bench, metering
 """
 
 from dataclasses import replace
+from typing import Literal
 
-from basilica.core import metering, policy
-from basilica.core.actions import Action, EndProbe, Launch, Plan, Probe, Remove, Stop
+from basilica.core import mesh, metering, policy, stalls
+from basilica.core.actions import Action, Announce, EndProbe, EndRendezvous, Launch, Plan, Probe, Remove, Stop
 from basilica.core.events import Event, Reason
 from basilica.core.phase import BenchPhase, Phase, RankPhase
-from basilica.core.seen import Ended, SeenRank, Sight, Sighting
+from basilica.core.seen import Ended, SeenRank, Sight, Sighting, Stalled
 from basilica.core.spec import DeploymentSpec, Wanted
 from basilica.core.status import (
     HISTORY_MAX,
@@ -23,7 +24,7 @@ from basilica.core.status import (
     Resize,
     WorldSample,
 )
-from basilica.core.world import RankExit, RankStatus
+from basilica.core.world import STALLED, RankExit, RankStatus
 
 WORLD_READY = "world_ready"
 RELAUNCH_DELAY = 1.0  # a launch that no look shows is asked for again after this
@@ -58,6 +59,7 @@ def reconcile(spec: DeploymentSpec, status: DeploymentStatus, seen: Sighting, no
     else:
         turn.shape_the_world()
         turn.name_the_phase()
+        turn.open_the_gate()
     turn.watch_the_stopping()
     turn.follow_the_bench()
     return turn.plan()
@@ -77,6 +79,7 @@ class _Turn:
         self.start_errors: dict[int, str] = {}
         self.running: set[int] = set()  # ranks that this look showed running
         self.present: set[int] = set()  # ranks whose current attempt this look showed at all
+        self.stalls: list[tuple[int, Stalled]] = []  # that this look was the first to show
         self.strangers = 0
         self.removable = False
 
@@ -103,6 +106,8 @@ class _Turn:
         for rank in list(self.ranks.values()):
             if rank.phase.may_run and rank.rank not in self.present:
                 self._miss(rank)
+        if self.stalls:
+            self.say(Reason.RANK_STALLED, stalls.announce(stalls.in_order(self.stalls)), warning=True)
         for reason, message in self.seen.warnings:
             if reason not in self.status.warned:
                 self.status = replace(self.status, warned=(*self.status.warned, reason))
@@ -130,7 +135,8 @@ class _Turn:
                 self.running.add(rank.rank)
                 started = self.now if rank.started_at is None else rank.started_at
                 phase = RankPhase.RUNNING if rank.phase is RankPhase.LAUNCHED else rank.phase
-                rank = replace(rank, phase=phase, started_at=started, note="")
+                stalled = self._stall(rank, seen.stalled)
+                rank = replace(rank, phase=phase, started_at=started, note="", stalled=stalled)
             case Sight.QUEUED | Sight.STARTING:
                 rank = replace(rank, note=seen.note)
             case Sight.ENDED if seen.ended is not None:
@@ -139,6 +145,24 @@ class _Turn:
             case _:
                 pass
         self.ranks[rank.rank] = rank
+
+    def _stall(self, rank: RankStatus, seen: Stalled | None) -> Stalled | None:
+        """What the book says of a rank's silence after this look; its stack stays as it was first taken."""
+        known = rank.stalled
+        if rank.phase is RankPhase.STOPPING:
+            return known
+        if seen is None:
+            if known is not None:
+                self.say(Reason.RANK_RESUMED, f"rank {rank.rank} reports again")
+            return None
+        if known is not None and known.since == seen.since:
+            return known if known.stack or not seen.stack else self._with_room(seen)
+        self.stalls.append((rank.rank, seen))
+        return self._with_room(seen)
+
+    def _with_room(self, seen: Stalled) -> Stalled:
+        stacks = sum(r.stalled is not None and r.stalled.stack != "" for r in self.ranks.values())
+        return seen if stacks < stalls.STACKS_KEPT else replace(seen, stack="")
 
     def _miss(self, rank: RankStatus) -> None:
         """A rank that was up and is not there: gone for good only after a while without a sign of it."""
@@ -160,6 +184,8 @@ class _Turn:
         usage, rank = metering.close(self.status.usage, rank, until)
         self.status = replace(self.status, usage=usage)
         in_world = rank.rank < self.status.world_target
+        # What we stopped because it had stalled has failed: it may have a restart, and that costs it one.
+        stalled = ended.stopped and rank.stop_reason == STALLED and in_world and not self.ended
         exit = RankExit(
             rank=rank.rank,
             attempt=rank.attempt,
@@ -171,15 +197,20 @@ class _Turn:
             seen_at=max(self.now, self.status.whole_at or self.now),  # in order, even if the clock was set back
             signal=ended.signal,
             node=rank.node,
-            stopped=ended.stopped,
+            stopped=ended.stopped and not stalled,
             log_tail=ended.log_tail if len(self.exits) < policy.LOG_TAILS_KEPT else (),
+            traceback=ended.traceback if len(self.exits) < policy.LOG_TAILS_KEPT else "",
         )
-        rank = replace(rank, started_at=None, restart_at=None, missing_since=None, stop_reason="", note="")
-        if exit.failed and in_world and not ended.by_platform:
+        rank = replace(
+            rank, started_at=None, restart_at=None, missing_since=None, stop_reason="", note="", stalled=None
+        )
+        if exit.failed and in_world and (stalled or not ended.by_platform):
             failures = policy.keep_failure(self.status.failures, exit, self.status.whole_at)
             self.status = replace(self.status, failures=failures)
         if self.ended:
             self._retire(rank, exit, in_world)
+        elif stalled:
+            self._restart_or_lose(rank, exit, by_platform=False)
         elif not in_world or ended.stopped:
             self.ranks[rank.rank] = replace(rank, phase=RankPhase.DROPPED)
         elif exit.exit_code == 0:
@@ -351,11 +382,16 @@ class _Turn:
         busy = self.strangers or any(r.phase.may_run for r in self.ranks.values())
         self.status = replace(self.status, settled=self.status.settled or not busy)
         self.removable = not busy and self.spec.wanted is Wanted.DELETE
+        if not busy and self.seen.rendezvous is not None:
+            self.actions.append(EndRendezvous())
 
     # ---- launching and stopping ----------------------------------------------------------------------------------
 
     def shape_the_world(self) -> None:
         target = self.status.world_target
+        stuck = self._first_stalled() if self.spec.on_stall == "restart" else None
+        if stuck is not None:
+            self.ranks[stuck.rank] = replace(stuck, phase=RankPhase.STOPPING, stop_reason=STALLED)
         for rank in list(self.ranks.values()):
             surplus = rank.rank >= target and rank.phase.may_run
             if surplus or self._outdated(rank) or rank.phase is RankPhase.STOPPING:
@@ -366,6 +402,21 @@ class _Turn:
         for number in range(target):
             rank = self.ranks.get(number) or RankStatus(rank=number)
             self.ranks[number] = rank if hold else self._launch_if_due(rank)
+
+    def _first_stalled(self) -> RankStatus | None:
+        """The rank that fell silent first, once it is due to be restarted for it.
+
+        One at a time: others may go on when it is back, so each has its full time again from when the world is whole.
+        """
+        wanted = self.wanted()
+        silent = {r.rank: r.stalled for r in wanted if r.stalled is not None and r.phase is RankPhase.RUNNING}
+        if not silent or any(r.phase in (RankPhase.WAITING, RankPhase.LAUNCHED, RankPhase.STOPPING) for r in wanted):
+            return None
+        number, stall = stalls.in_order(list(silent.items()))[0]
+        was_whole = self.before.ready == self.before.world_target
+        whole_at = self.status.whole_at if was_whole and self.status.whole_at is not None else self.now
+        due = max(stall.since, whole_at) + stalls.limit(stall.usual_step_seconds)
+        return self.ranks[number] if self._due(due) else None
 
     def _outdated(self, rank: RankStatus) -> bool:
         """It runs as part of an earlier gang: the user asked for a fresh one, or its world size cannot change."""
@@ -429,17 +480,48 @@ class _Turn:
         up = any(s.sight in (Sight.STARTING, Sight.RUNNING) for s in wanted)
         return Phase.STARTING if up else Phase.PENDING
 
-    def _condition(self, type_: str, holds: bool, reason: str) -> None:
-        value = "True" if holds else "False"
+    def _condition(self, type_: str, holds: bool, reason: str, message: str = "") -> None:
+        value: Literal["True", "False"] = "True" if holds else "False"
         old = next((c for c in self.status.conditions if c.type == type_), None)
-        if old is not None and (old.status, old.reason) == (value, reason):
+        if old is not None and (old.status, old.reason, old.message) == (value, reason, message):
             return
-        new = Condition(type=type_, status="True" if holds else "False", reason=reason, message="", since=self.now)
+        since = old.since if old is not None and old.status == value else self.now
+        new = Condition(type=type_, status=value, reason=reason, message=message, since=since)
         others = tuple(c for c in self.status.conditions if c.type != type_)
         self.status = replace(self.status, conditions=(*others, new))
 
     def _milestone(self, name: str) -> None:
         self.status = replace(self.status, milestones=(*self.status.milestones, Milestone(name, self.now)))
+
+    # ---- the network between ranks -------------------------------------------------------------------------------
+
+    def open_the_gate(self) -> None:
+        """Tell the ranks how many they are, and let each host go when it reaches the others, or at the limit."""
+        if self.seen.mesh is None:
+            return
+        before = self.status.mesh
+        after, wake_at = mesh.turn(before, self.seen.mesh, self.now)
+        if wake_at is not None:
+            self.wakes.append(wake_at)
+        self.status = replace(self.status, mesh=after)
+        if self.seen.rendezvous is not None:
+            self.status = replace(self.status, rendezvous_endpoint=self.seen.rendezvous.endpoint)
+        self._tell_of_the_mesh(before, after)
+        taking_part = sum(rank.phase is not RankPhase.LOST for rank in self.wanted())
+        wanted = mesh.Announcement(taking_part, after.released)
+        if self.seen.rendezvous is None or self.seen.rendezvous.says != wanted:
+            self.actions.append(Announce(wanted))
+
+    def _tell_of_the_mesh(self, before: mesh.MeshStatus | None, after: mesh.MeshStatus) -> None:
+        if after.degraded:
+            self._condition("DegradedMesh", True, "HostsUnreachable", after.problem())
+        elif after.ready:
+            self._condition("DegradedMesh", False, "HostsReachable")
+        if after.ready and (before is None or not before.ready):
+            several = len(after.hosts) > 1
+            self.say(Reason.MESH_READY, "every host reaches every other" if several else "all ranks are on one host")
+        elif after.degraded and (before is None or before.released != after.released):
+            self.say(Reason.DEGRADED_MESH, f"hosts go over the relay: {after.problem()}", warning=True)
 
     # ---- bench ---------------------------------------------------------------------------------------------------
 

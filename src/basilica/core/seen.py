@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from basilica.core.mesh import SeenMesh, SeenRendezvous
 from basilica.core.phase import BenchPhase
 
 
@@ -23,7 +24,7 @@ class Ended:
     `exit_code` is the program's own (128+n for signal n), None where nobody knows it. `reason` is given only with
     evidence, else `Unknown`. `stopped`: we had asked it to stop before it ended. `by_platform`: not the
     program's doing (node lost, evicted, preempted), so it costs no restart. `start_error`: the program was
-    never executed, and this sentence says why.
+    never executed, and this sentence says why. `traceback`: of the Python exception that it failed with.
     """
 
     exit_code: int | None
@@ -34,6 +35,21 @@ class Ended:
     by_platform: bool = False
     start_error: str | None = None
     log_tail: tuple[str, ...] = ()
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stalled:
+    """A rank has reported nothing since then, though it usually reports that often.
+
+    `where` is the innermost frame of its main thread, `stack` has all threads, the main one first; both are empty where
+    nobody could tell.
+    """
+
+    since: float
+    usual_step_seconds: float
+    where: str = ""
+    stack: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +67,7 @@ class SeenRank:
     gpus: int = 0
     ended: Ended | None = None
     note: str = ""
+    stalled: Stalled | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +81,23 @@ class SeenBench:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BenchPoint:
+    """One size of the sweep: medians over its repeats."""
+
+    size_bytes: int
+    algbw_gbps: float
+    busbw_gbps: float
+    latency_us: float
+    repeats: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BenchResult:
-    """GB/s of 10^9 bytes, and microseconds; None where it could not be measured."""
+    """GB/s of 10^9 bytes, and microseconds; None where it could not be measured.
+
+    The bandwidths are those of the largest size swept; `sweep` has every size. `method` says what was measured with:
+    `nccl`, `gloo`, or `tcp`, which moves the bytes of an all-reduce and adds nothing up.
+    """
 
     measured_at: float
     probe_node_a: str
@@ -76,6 +108,8 @@ class BenchResult:
     algbw_gbps_p50: float | None = None
     latency_us_at_1mib: float | None = None
     size_bytes_swept: tuple[int, ...] = ()
+    method: str | None = None
+    sweep: tuple[BenchPoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +117,12 @@ class Sighting:
     """One look at a whole run. A rank that is absent from it is not there (yet, or any more).
 
     A look that failed or is partial is no Sighting at all: the runtime raises, and nothing changes.
-    `warnings` are things that the user should know once, as (reason, message).
+    `warnings` are things that the user should know once, as (reason, message). `rendezvous` is None while the run has
+    none open, `mesh` where the runtime has neither hosts nor a rendezvous to speak of.
     """
 
     ranks: tuple[SeenRank, ...] = ()
     bench: SeenBench | None = None
+    rendezvous: SeenRendezvous | None = None
+    mesh: SeenMesh | None = None
     warnings: tuple[tuple[str, str], ...] = ()

@@ -105,6 +105,7 @@ class DeploymentSpec:
     topology_spread: Literal["pack", "provider-aware", "region-aware", "none"] = "pack"
     bench: BenchOnStart | None = None
     resize: Literal["join", "restart"] = "join"
+    on_stall: Literal["show", "restart"] = "show"
     max_restarts: int = 0
     grace_seconds: float = GRACE_SECONDS
     ttl_seconds: float | None = None

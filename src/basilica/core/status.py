@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from basilica.core.mesh import MeshStatus
 from basilica.core.phase import BenchPhase, Phase, RankPhase
 from basilica.core.seen import BenchResult
 from basilica.core.world import RankExit, RankStatus, WorldSize, WorldStatus
@@ -81,6 +82,8 @@ class DeploymentStatus:
     failures: tuple[RankExit, ...] = ()
     conditions: tuple[Condition, ...] = ()
     bench: BenchStatus | None = None
+    mesh: MeshStatus | None = None
+    rendezvous_endpoint: str = ""
     usage: Usage = Usage()
     history: tuple[WorldSample, ...] = ()
     last_resize: Resize | None = None

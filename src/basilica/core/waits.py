@@ -19,6 +19,7 @@ class ExitSummary:
     exit_code: int | None
     termination_reason: str
     restart_count: int = 0
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,10 @@
 """One sentence that says what a run is doing or waiting for: no phase without a reason."""
 
-from basilica.core import policy
+from basilica.core import policy, stalls
 from basilica.core.phase import Phase, RankPhase
 from basilica.core.spec import DeploymentSpec, Wanted
 from basilica.core.status import DeploymentStatus
-from basilica.core.world import RankStatus
+from basilica.core.world import STALLED, RankStatus
 
 
 def why(spec: DeploymentSpec, status: DeploymentStatus, now: float) -> str:
@@ -16,14 +16,21 @@ def why(spec: DeploymentSpec, status: DeploymentStatus, now: float) -> str:
     wanted = [r for r in status.ranks if r.rank < status.world_target]
     surplus = [r for r in status.ranks if r.rank >= status.world_target and r.phase.may_run]
     reasons = _reasons(wanted, spec, status, now)
+    held = status.mesh is not None and not status.mesh.ready and not status.mesh.degraded
+    if status.mesh is not None and held:
+        reasons.append(f"the network between hosts ({status.mesh.problem()})")
     if surplus:
         reasons.append(f"{_name(surplus)} to stop (scaled down to {status.world_target})")
     up = f"{status.ready} of {status.world_target} ranks are up"
+    relayed = status.mesh is not None and status.mesh.degraded
+    relay = f"; traffic goes over the relay ({status.mesh.problem()})" if status.mesh is not None and relayed else ""
     if not reasons:
         lost = [r for r in wanted if r.phase is RankPhase.LOST]
-        return f"{up}; {_name(lost)} lost, the run goes on without" if lost else f"{up}: nothing to wait for"
+        stalled = _stalls(wanted, now)
+        idle = up if stalled else f"{up}: nothing to wait for"
+        return (f"{up}; {_name(lost)} lost, the run goes on without" if lost else idle) + relay + stalled
     degraded = f", fewer than the minimum of {spec.world.min}" if status.phase is Phase.DEGRADED else ""
-    return f"{up}{degraded}; waiting for " + "; ".join(reasons)
+    return f"{up}{degraded}; waiting for " + "; ".join(reasons) + relay + _stalls(wanted, now)
 
 
 def _reasons(wanted: list[RankStatus], spec: DeploymentSpec, status: DeploymentStatus, now: float) -> list[str]:
@@ -45,11 +52,20 @@ def _reasons(wanted: list[RankStatus], spec: DeploymentSpec, status: DeploymentS
     missing = [r for r in wanted if r.phase is RankPhase.RUNNING and r.missing_since is not None]
     if unlaunched:
         reasons.append(f"{_name(unlaunched)} to be launched")
-    if stopping:
-        reasons.append(f"{_name(stopping)} to stop, and then to start again")
+    for cause, ranks in (
+        ("", [r for r in stopping if r.stop_reason != STALLED]),
+        (", which had stalled,", [r for r in stopping if r.stop_reason == STALLED]),
+    ):
+        if ranks:
+            reasons.append(f"{_name(ranks)}{cause} to stop, and then to start again")
     if missing:
         reasons.append(f"a sign of {_name(missing)}: not seen in the last look")
     return reasons
+
+
+def _stalls(wanted: list[RankStatus], now: float) -> str:
+    found = [(r.rank, r.stalled) for r in wanted if r.stalled is not None and r.phase is RankPhase.RUNNING]
+    return f"; {stalls.describe(found, now)}" if found else ""
 
 
 def _ended(spec: DeploymentSpec, status: DeploymentStatus) -> str:

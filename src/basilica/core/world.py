@@ -4,8 +4,11 @@ from dataclasses import dataclass
 
 from basilica.core.errors import WorldSizeOutOfBounds
 from basilica.core.phase import RankPhase
+from basilica.core.seen import Stalled
 
 WORLD_LIMIT = 100_000
+ERROR_MAX = 200
+STALLED = "Stalled"  # the reason of the exit of a rank that was stopped because it had stalled
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +59,17 @@ class RankExit:
     node: str = ""
     stopped: bool = False
     log_tail: tuple[str, ...] = ()
+    traceback: str = ""
+
+    @property
+    def error(self) -> str:
+        """The Python exception that it failed with, in a line."""
+        return last_line(self.traceback)
 
     @property
     def failed(self) -> bool:
-        """It ended badly by itself: neither a clean exit nor one that we asked for."""
-        return self.exit_code != 0 and not self.stopped
+        """It ended badly by itself: neither a clean exit nor one that we asked for. To stall counts as that."""
+        return not self.stopped and (self.exit_code != 0 or self.termination_reason == STALLED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,3 +97,10 @@ class RankStatus:
     missing_since: float | None = None
     stop_reason: str = ""  # what the exit of a rank that we stopped is called
     note: str = ""
+    stalled: Stalled | None = None
+
+
+def last_line(traceback: str) -> str:
+    """What a Python traceback ends with: the exception itself. Cut if it is long."""
+    line = traceback.strip().rpartition("\n")[2].strip()
+    return line if len(line) <= ERROR_MAX else line[: ERROR_MAX - 1] + "…"

@@ -17,14 +17,20 @@ from basilica.server.control import ControlPlane
 from basilica.server.metrics import Metrics
 from basilica.server.middleware import BodyTooLarge, Gate
 from basilica.server.openapi import describe
+from basilica.server.page import add_console
 from basilica.server.problems import answer, plain, problem, status_of
 from basilica.server.routes import build_router
+from basilica.server.sessions import Sessions
 
 log = logging.getLogger("basilica.server")
 
 
-def build_app(plane: ControlPlane, keys: Keys, metrics: Metrics, closing: asyncio.Event) -> FastAPI:
-    """`closing` is set when the server is about to stop: answers that go on then end."""
+def build_app(
+    plane: ControlPlane, keys: Keys, metrics: Metrics, closing: asyncio.Event, sessions: Sessions | None = None
+) -> FastAPI:
+    """`closing` is set when the server is about to stop: answers that go on then end. Without `sessions`, those of
+    browsers end with the application."""
+    sessions = Sessions(plane.clock) if sessions is None else sessions
     app = FastAPI(
         title="Basilica",
         version=__version__,
@@ -34,8 +40,9 @@ def build_app(plane: ControlPlane, keys: Keys, metrics: Metrics, closing: asynci
         redirect_slashes=False,
     )
     router = build_router(plane, metrics, closing)
+    add_console(router, plane, keys, sessions, closing)
     app.include_router(router)
-    app.add_middleware(Gate, keys=keys, metrics=metrics)
+    app.add_middleware(Gate, keys=keys, sessions=sessions, metrics=metrics)
     _answer_errors(app, router)
     describe(app)
     return app

@@ -38,8 +38,8 @@ def check_key(key: str) -> str:
     return key
 
 
-async def authenticate(keys: Keys, header: str | None) -> str:
-    """The user whose key an Authorization header carries."""
+async def authenticate(keys: Keys, header: str | None) -> ApiKey:
+    """The key that an Authorization header carries."""
     if not header:
         raise MissingKey("no API key: send the header 'Authorization: Bearer KEY'")
     scheme, _, key = header.partition(" ")
@@ -48,4 +48,4 @@ async def authenticate(keys: Keys, header: str | None) -> str:
     found = await keys.find_key(digest_of(key.strip()))
     if found is None:
         raise AuthenticationError("this API key is not known here, or was revoked")
-    return found.user
+    return found

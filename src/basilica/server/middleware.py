@@ -2,20 +2,26 @@
 
 import time
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from basilica.core.errors import BasilicaError
 from basilica.ports import Keys
-from basilica.server.auth import authenticate
 from basilica.server.metrics import Metrics
 from basilica.server.problems import answer, plain
+from basilica.server.sessions import Sessions, user_of
 
 MAX_BODY = 4 << 20
 MAX_ARCHIVE = 512 << 20
 ARCHIVES = "/archives"
-OPEN_PATHS = ("/health", "/metrics", "/openapi.json", "/docs")
-OPEN_PREFIXES = ("/public/",)
+OPEN_PATHS = ("/", "/console/login", "/health", "/metrics", "/openapi.json", "/docs")
+OPEN_PREFIXES = ("/public/", "/console/assets/")
+# Browsers ask us too: what ranks wrote must never be taken for a page, whatever is in it.
+IN_BROWSERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+}
 
 
 class BodyTooLarge(Exception):
@@ -25,8 +31,8 @@ class BodyTooLarge(Exception):
 class Gate:
     """Plain ASGI, since it is in the way of every request."""
 
-    def __init__(self, app: ASGIApp, keys: Keys, metrics: Metrics) -> None:
-        self._app, self._keys, self._metrics = app, keys, metrics
+    def __init__(self, app: ASGIApp, keys: Keys, sessions: Sessions, metrics: Metrics) -> None:
+        self._app, self._keys, self._sessions, self._metrics = app, keys, sessions, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -39,6 +45,9 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                headers = MutableHeaders(scope=message)
+                for name, value in IN_BROWSERS.items():
+                    headers.setdefault(name, value)
             await send(message)
 
         try:
@@ -54,7 +63,7 @@ class Gate:
         path = scope["path"] = "/" + scope["path"].lstrip("/")
         if path not in OPEN_PATHS and not path.startswith(OPEN_PREFIXES):
             try:
-                user = await authenticate(self._keys, headers.get("authorization"))
+                user = await user_of(self._keys, self._sessions, scope["method"], headers)
             except BasilicaError as error:
                 await answer(error)(scope, receive, send)
                 return

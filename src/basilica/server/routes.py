@@ -14,17 +14,26 @@ from basilica import __version__
 from basilica.controller.step import run_of
 from basilica.core.deployment import Deployment
 from basilica.core.errors import AuthorizationError, Conflict, DeploymentNotFound, ValidationError
+from basilica.core.reports import POINTS_DEFAULT, POINTS_MAX, SeriesQuery
 from basilica.core.spec import check_command
 from basilica.core.why import why
 from basilica.server.control import ControlPlane
 from basilica.server.logs import NDJSON, LogQuery, answer_logs, parse_cursors
 from basilica.server.metrics import Metrics
 from basilica.server.outputs import render_results, stream_output
+from basilica.server.reports import Fresh, last_reports, newest
 from basilica.server.streams import next_change, wait_until_removed, watch
 from basilica.wire import requests as inc
 from basilica.wire import responses as out
 from basilica.wire.base import Outgoing, rfc3339, rfc3339_or_none
-from basilica.wire.render import render_deployment, render_event, render_rank, render_summary, shown_ranks
+from basilica.wire.render import (
+    render_deployment,
+    render_event,
+    render_rank,
+    render_series,
+    render_summary,
+    shown_ranks,
+)
 
 JSON = "application/json"
 NO_SHARING = "this server publishes nothing: deployments have no public address or metadata"
@@ -46,6 +55,11 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
     def answered(deployment: Deployment, status: int = 200) -> Response:
         return Response(rendered(deployment), status, media_type=JSON)
 
+    async def reported(deployment: Deployment) -> tuple[bytes, float]:
+        """With what its ranks reported, and up to when."""
+        reports = await last_reports(plane.runtime, deployment)
+        return render_deployment(deployment, plane.clock.now(), reports).to_json(), newest(reports)
+
     # ---- runs ----------------------------------------------------------------------------------------------------
 
     @router.post("/deployments", status_code=201, response_model=out.DeploymentResponse)
@@ -65,7 +79,8 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
     @router.get("/deployments/{name}", response_model=out.DeploymentResponse)
     async def get_deployment(request: Request, name: str) -> Response:
         """A run by its instance name, or the newest with that friendly name."""
-        return answered(await plane.get(_user(request), name))
+        body, _ = await reported(await plane.get(_user(request), name))
+        return Response(body, media_type=JSON)
 
     @router.delete("/deployments/{name}", response_model=out.Deleted)
     async def delete_deployment(request: Request, name: str, wait: WaitSeconds = 1.0) -> Response:
@@ -118,21 +133,30 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
     async def watch_deployment(
         request: Request,
         name: str,
+        *,
         since: Version = 0,
         wait: Annotated[float | None, Query(ge=0, le=600, allow_inf_nan=False)] = None,
+        reported_since: Annotated[float | None, Query(ge=0, le=1e10, allow_inf_nan=False)] = None,
         last_event_id: Annotated[int | None, Header(ge=0, le=2**63 - 1)] = None,
     ) -> Response:
         """The run's changes as server-sent events, from after version `since` (or Last-Event-ID).
 
         With `wait`, a long poll: the run as soon as it is newer than `since`, or as it is when the time is up.
+        With `reported_since`, in seconds since 1970, also when a rank has reported after that moment, but at most about
+        once a second.
         """
         deployment = await plane.get(_user(request), name)
         since = since if last_event_id is None else last_event_id
+        fresh = None if reported_since is None else Fresh(plane.runtime, reported_since)
         if wait is None:
-            events = watch(plane.store, deployment, since, rendered, closing)
+            events = watch(plane.store, deployment, since, reported, closing, fresh=fresh)
             return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
-        changed = await next_change(plane.store, deployment.instance, since, closing, seconds=wait, reader=request)
-        return answered(changed or await plane.get(_user(request), deployment.instance))
+        also = None if fresh is None else fresh.wait(deployment)
+        changed = await next_change(
+            plane.store, deployment.instance, since, closing, seconds=wait, reader=request, also=also
+        )
+        body, _ = await reported(changed or await plane.get(_user(request), deployment.instance))
+        return Response(body, media_type=JSON)
 
     @router.get("/deployments/{name}/why", response_model=out.Why)
     async def why_deployment(request: Request, name: str) -> Response:
@@ -152,7 +176,37 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
     @router.get("/deployments/{name}/ranks", response_model=out.RankList)
     async def list_ranks(request: Request, name: str) -> Response:
         d = await plane.get(_user(request), name)
-        return json_answer(out.RankList(ranks=[render_rank(r, d.instance) for r in shown_ranks(d.spec, d.status)]))
+        reports = await last_reports(plane.runtime, d)
+        ranks = [render_rank(r, d.instance, reports.get(r.rank)) for r in shown_ranks(d.spec, d.status)]
+        return json_answer(out.RankList(ranks=ranks))
+
+    @router.get("/deployments/{name}/series", response_model=out.SeriesList)
+    async def get_series(
+        request: Request,
+        name: str,
+        *,
+        rank: Annotated[list[int] | None, Query(max_length=10_000)] = None,
+        metric: Annotated[list[str] | None, Query(max_length=100)] = None,
+        since: Annotated[float, Query(ge=0, le=1e10, allow_inf_nan=False)] = 0.0,
+        points: Annotated[int, Query(ge=2, le=POINTS_MAX)] = POINTS_DEFAULT,
+    ) -> Response:
+        """What ranks reported with `basilica.report`, by rank, worker and metric, over all attempts.
+
+        Each series has at most `points` points: where there are more, neighbours become one, with their mean, minimum
+        and maximum. `since`: none from before that moment, in seconds since 1970.
+        """
+        deployment = await plane.get(_user(request), name)
+        for number in rank or ():
+            if not 0 <= number < deployment.spec.world.max:
+                raise ValidationError("rank", number, f"this run has ranks 0 to {deployment.spec.world.max - 1}")
+        query = SeriesQuery(
+            ranks=None if rank is None else frozenset(rank),
+            metrics=None if metric is None else frozenset(metric),
+            since=since,
+            points=points,
+        )
+        found = await plane.runtime.series(run_of(deployment), query)
+        return json_answer(out.SeriesList(series=[render_series(s) for s in found]))
 
     @router.get("/deployments/{name}/events", response_model=out.EventList)
     async def list_events(

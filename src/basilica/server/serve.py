@@ -28,6 +28,7 @@ from basilica.server.control import ControlPlane, Settings
 from basilica.server.idle import IdleExit
 from basilica.server.metrics import Metrics
 from basilica.server.protocol import HttpProtocol
+from basilica.server.sessions import SESSIONS_FILE, Sessions
 
 log = logging.getLogger("basilica.server")
 
@@ -86,7 +87,7 @@ async def serve(parts: Parts, listen: Listen, state_dir: Path, announce: Callabl
     plane = ControlPlane(parts.store, parts.runtime, parts.clock, parts.settings)
     controller = Controller(parts.store, parts.runtime, parts.clock)
     metrics.add_controller(controller)
-    app = build_app(plane, parts.keys, metrics, closing)
+    app = build_app(plane, parts.keys, metrics, closing, Sessions(parts.clock, state_dir / SESSIONS_FILE))
     seconds = parts.settings.idle_exit_seconds
     idle = None if seconds is None else IdleExit(app, seconds, lambda: controller.busy)
     server = _Server(_config(idle or app, listen), closing)

@@ -61,6 +61,6 @@ def weigh(deployment: Deployment) -> int:
     variables = chain.from_iterable(
         chain(names, names.values()) for names in (spec.env, spec.secrets, spec.nccl_env) if names
     )
-    tails = chain.from_iterable(e.log_tail for e in chain(status.exits, status.failures))
+    tails = chain.from_iterable((*e.log_tail, e.traceback) for e in chain(status.exits, status.failures))
     entries = len(status.ranks) + len(status.exits) + len(status.failures) + len(status.history) + 10
     return program + sum(map(len, variables)) + sum(map(len, tails)) + 200 * entries

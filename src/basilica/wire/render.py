@@ -1,10 +1,14 @@
 """From the core to the wire: a run as clients see it."""
 
+import math
+from collections.abc import Mapping
+
 from basilica.core import metering, policy
 from basilica.core.deployment import Deployment
 from basilica.core.events import RecordedEvent
 from basilica.core.phase import Phase, RankPhase
-from basilica.core.seen import BenchResult
+from basilica.core.reports import Report, Series
+from basilica.core.seen import BenchResult, Stalled
 from basilica.core.spec import DeploymentSpec, Wanted
 from basilica.core.status import BenchStatus, DeploymentStatus
 from basilica.core.why import why
@@ -14,6 +18,7 @@ from basilica.wire.base import rfc3339, rfc3339_or_none
 
 UNKNOWN_EXIT_CODE = -1  # the wire demands a number where nobody knows one; the reason says `Unknown`
 ETCD_PORT = 2379
+NOTHING: Mapping[int, Report] = {}
 
 _RANK_PHASES = {
     RankPhase.WAITING: "Pending",
@@ -56,7 +61,7 @@ def shown_ranks(spec: DeploymentSpec, status: DeploymentStatus) -> list[RankStat
     return [r for r in status.ranks if r.rank < size or r.phase.may_run]
 
 
-def render_rank(rank: RankStatus, instance: str) -> out.Rank:
+def render_rank(rank: RankStatus, instance: str, report: Report | None = None) -> out.Rank:
     return out.Rank(
         rank=rank.rank,
         pod_name=rank.pod_name or f"{instance}-{rank.rank}",
@@ -69,7 +74,49 @@ def render_rank(rank: RankStatus, instance: str) -> out.Rank:
         state=rank.phase.value,
         started_at=rfc3339_or_none(rank.started_at),
         note=rank.note or None,
+        report=None if report is None else render_report(report),
+        stalled=None if rank.stalled is None else render_stall(rank.stalled),
     )
+
+
+def render_report(report: Report) -> out.RankReport:
+    return out.RankReport(
+        at=rfc3339(report.at),
+        step=report.step,
+        step_seconds=report.step_seconds,
+        values={name: _number(value) for name, value in report.values.items()},
+    )
+
+
+def render_stall(stalled: Stalled) -> out.RankStall:
+    return out.RankStall(
+        since=rfc3339(stalled.since),
+        usual_step_seconds=stalled.usual_step_seconds,
+        where=stalled.where or None,
+        stack=stalled.stack or None,
+    )
+
+
+def render_series(series: Series) -> out.SeriesView:
+    points = [
+        out.SeriesPointView(
+            step=p.step,
+            at=rfc3339(p.at),
+            value=_number(p.mean),
+            min=_number(p.min),
+            max=_number(p.max),
+            count=p.count,
+        )
+        for p in series.points
+    ]
+    return out.SeriesView(rank=series.rank, worker=series.worker, metric=series.metric, points=points)
+
+
+def _number(value: float) -> float | str:
+    """JSON has no number that is not finite, and to leave out the NaN would be to hide what matters most."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def render_exits(status: DeploymentStatus, culprit: policy.Culprit | None) -> list[out.Exit]:
@@ -95,6 +142,7 @@ def _render_exit(exit: RankExit, culprit: policy.Culprit | None) -> out.Exit:
         node=exit.node or None,
         role=policy.role_of(exit, culprit),
         log_tail=list(exit.log_tail),
+        traceback=exit.traceback or None,
     )
 
 
@@ -107,6 +155,7 @@ def render_culprit(culprit: policy.Culprit) -> out.CulpritView:
         evidence=culprit.evidence,
         confidence=culprit.confidence,
         log_tail=list(exit.log_tail),
+        traceback=exit.traceback or None,
     )
 
 
@@ -141,24 +190,37 @@ def _render_bench_result(result: BenchResult) -> out.BenchResultView:
         algbw_gbps_p50=result.algbw_gbps_p50,
         latencyUsAt1mib=result.latency_us_at_1mib,
         size_bytes_swept=list(result.size_bytes_swept),
+        method=result.method,
+        sweep=[
+            out.BenchPointView(
+                size_bytes=point.size_bytes,
+                algbw_gbps=point.algbw_gbps,
+                busbw_gbps=point.busbw_gbps,
+                latency_us=point.latency_us,
+                repeats=point.repeats,
+            )
+            for point in result.sweep
+        ],
     )
 
 
-def render_distributed(instance: str, spec: DeploymentSpec, status: DeploymentStatus, now: float) -> out.Distributed:
+def render_distributed(
+    instance: str, spec: DeploymentSpec, status: DeploymentStatus, now: float, reports: Mapping[int, Report] = NOTHING
+) -> out.Distributed:
     culprit = culprit_of(status)
     resize = status.last_resize
     usage = metering.total(status)
     return out.Distributed(
         world_size=render_world(spec, status),
-        transport="direct-mesh",
-        ranks=[render_rank(r, instance) for r in shown_ranks(spec, status)],
+        transport="direct-mesh" if status.mesh is None else status.mesh.transport,
+        ranks=[render_rank(r, instance, reports.get(r.rank)) for r in shown_ranks(spec, status)],
         conditions=[
             out.ConditionView(
                 type=c.type, status=c.status, reason=c.reason, message=c.message, last_transition_time=rfc3339(c.since)
             )
             for c in status.conditions
         ],
-        rendezvous=out.RendezvousView(backend=spec.rendezvous_backend, port=spec.rendezvous_port or ETCD_PORT),
+        rendezvous=_render_rendezvous(spec, status),
         world_size_history=[
             out.WorldSampleView(timestamp=rfc3339(s.at), target=s.target, ready=s.ready) for s in status.history
         ],
@@ -182,6 +244,12 @@ def render_distributed(instance: str, spec: DeploymentSpec, status: DeploymentSt
     )
 
 
+def _render_rendezvous(spec: DeploymentSpec, status: DeploymentStatus) -> out.RendezvousView:
+    endpoint = status.rendezvous_endpoint
+    port = int(endpoint.rpartition(":")[2]) if endpoint else spec.rendezvous_port or ETCD_PORT
+    return out.RendezvousView(backend=spec.rendezvous_backend, port=port, endpoint=endpoint)
+
+
 def render_event(event: RecordedEvent) -> out.EventView:
     return out.EventView(
         type=event.kind,
@@ -193,9 +261,11 @@ def render_event(event: RecordedEvent) -> out.EventView:
     )
 
 
-def render_deployment(deployment: Deployment, now: float) -> out.DeploymentResponse:
+def render_deployment(
+    deployment: Deployment, now: float, reports: Mapping[int, Report] = NOTHING
+) -> out.DeploymentResponse:
     instance, spec, status = deployment.instance, deployment.spec, deployment.status
-    distributed = render_distributed(instance, spec, status, now)
+    distributed = render_distributed(instance, spec, status, now, reports)
     return out.DeploymentResponse(
         instance_name=instance,
         friendly_name=spec.name,

@@ -72,6 +72,7 @@ class DistributedBody(Incoming):
     nccl: NcclBody = NcclBody()
     bench: BenchBody = BenchBody()
     resize: Literal["join", "restart"] = "join"
+    on_stall: Literal["show", "restart"] = "show"
     max_restarts: U32 = 0
     grace_seconds: Seconds = 10.0
     deadline_seconds: Seconds | None = None
@@ -150,6 +151,7 @@ def to_spec(body: CreateDeployment) -> DeploymentSpec:
         topology_spread=gang.topology_spread.strategy,
         bench=_bench(gang.bench),
         resize=gang.resize,
+        on_stall=gang.on_stall,
         max_restarts=gang.max_restarts,
         grace_seconds=gang.grace_seconds,
         ttl_seconds=body.ttl_seconds or None,

@@ -26,6 +26,24 @@ class World(Outgoing):
     below_minimum: bool
 
 
+class RankReport(Outgoing):
+    """The last that a rank reported. A value that is not finite is "NaN", "Infinity" or "-Infinity"."""
+
+    at: str
+    step: int | None = None
+    step_seconds: float | None = None
+    values: dict[str, float | str]
+
+
+class RankStall(Outgoing):
+    """Since when a rank has reported nothing, and where its threads are."""
+
+    since: str
+    usual_step_seconds: float
+    where: str | None = None
+    stack: str | None = None
+
+
 class Rank(Outgoing):
     rank: int
     pod_name: str
@@ -38,6 +56,8 @@ class Rank(Outgoing):
     state: str
     started_at: str | None = None
     note: str | None = None
+    report: RankReport | None = None
+    stalled: RankStall | None = None
 
 
 class Exit(Outgoing):
@@ -51,6 +71,7 @@ class Exit(Outgoing):
     node: str | None = None
     role: str | None = None
     log_tail: list[str] | None = None
+    traceback: str | None = None
 
 
 class CulpritView(Outgoing):
@@ -60,6 +81,7 @@ class CulpritView(Outgoing):
     evidence: str
     confidence: str
     log_tail: list[str]
+    traceback: str | None = None
 
 
 class ConditionView(Outgoing):
@@ -73,6 +95,7 @@ class ConditionView(Outgoing):
 class RendezvousView(Outgoing):
     backend: str
     port: int
+    endpoint: str = ""
     image: str = ""
     restart_count: int = 0
 
@@ -95,6 +118,14 @@ class MilestoneView(Outgoing):
     timestamp: str
 
 
+class BenchPointView(Outgoing):
+    size_bytes: int
+    algbw_gbps: float
+    busbw_gbps: float
+    latency_us: float
+    repeats: int
+
+
 class BenchResultView(Outgoing):
     measured_at: str
     probe_node_a: str
@@ -105,6 +136,8 @@ class BenchResultView(Outgoing):
     algbw_gbps_p50: float | None = None
     latency_us_at_1mib: float | None = Field(None, alias="latencyUsAt1mib")
     size_bytes_swept: list[int]
+    method: str | None = None
+    sweep: list[BenchPointView]
 
 
 class BenchView(Outgoing):
@@ -290,6 +323,30 @@ class ShareTokenRevoked(Outgoing):
 
 class Enrolled(Outgoing):
     public_metadata: bool
+
+
+class SeriesPointView(Outgoing):
+    """One report, or `count` neighbouring ones: `value` is their mean, step and time are those of the last."""
+
+    step: int | None = None
+    at: str
+    value: float | str
+    min: float | str
+    max: float | str
+    count: int
+
+
+class SeriesView(Outgoing):
+    """One number of one process of a rank over time."""
+
+    rank: int
+    worker: int
+    metric: str
+    points: list[SeriesPointView]
+
+
+class SeriesList(Outgoing):
+    series: list[SeriesView]
 
 
 class Results(Outgoing):

@@ -2,7 +2,7 @@
 
 import typer
 
-from basilica.cli.train import act, look, options, up, wait, watch
+from basilica.cli.train import act, look, metrics, options, up, wait, watch
 
 app = typer.Typer(help="Start, watch, resize and end runs.", no_args_is_help=True, rich_markup_mode=None)
 app.command("up", cls=options.UpCommand, context_settings={"allow_extra_args": True})(up.up)
@@ -16,6 +16,7 @@ app.command("logs")(look.logs)
 app.command("events")(look.events)
 app.command("exits")(look.exits)
 app.command("why")(look.why)
+app.command("metrics")(metrics.metrics)
 app.command("bench")(look.bench)
 app.command("cancel")(act.cancel)
 app.command("down")(act.down)

@@ -44,6 +44,7 @@ class Display(Protocol):
 
     wants_events: bool
     wants_lines: bool
+    wants_reports: bool
 
     def state(self, view: RunView) -> None: ...
     def trouble(self, problem: str) -> None: ...
@@ -62,6 +63,7 @@ class Silent:
 
     wants_events: bool = False
     wants_lines: bool = False
+    wants_reports: bool = False
 
     def state(self, view: RunView) -> None:
         pass
@@ -125,6 +127,7 @@ class Screen:
     keys: str = ""
     wants_lines: bool = False
     wants_events: bool = True
+    wants_reports: bool = True
     _view: RunView | None = None
     _happened: list[Event] = field(default_factory=list)
     _lines: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=LINES_KEPT))
@@ -209,14 +212,16 @@ def displayed(display: Display) -> Iterator[None]:
 async def follow(training: DistributedTraining, display: Display) -> RunView:
     """Show every change until nothing of the run can change any more; the last state."""
     lines = asyncio.create_task(_show_lines(training, display)) if display.wants_lines else None
+    version = -1
     try:
-        async with aclosing(training.changes_async()) as changes:
+        async with aclosing(training.changes_async(reports=display.wants_reports)) as changes:
             async for change in changes:
                 if isinstance(change, NoAnswer):
                     display.trouble(change.problem)
                     continue
                 display.state(change)
-                if display.wants_events:
+                if display.wants_events and change.version != version:  # else ranks have only reported
+                    version = change.version
                     with suppress(BasilicaError):  # the view goes on without them
                         display.events(await training.events_async(limit=show.EVENTS_SHOWN))
         if lines is not None:

@@ -203,6 +203,8 @@ def exits(name: Name, as_json: Json = False) -> None:
         terminal.say("the run has not ended" if not view.is_terminal else "no rank's exit is known")
         return
     terminal.show(show.exits(view.exits, None if view.culprit is None else view.culprit.rank))
+    for line in show.raised(view.exits):
+        terminal.show(line)
     guilty = show.culprit(view)
     if guilty is not None:
         terminal.show(guilty)
@@ -213,7 +215,8 @@ def exits(name: Name, as_json: Json = False) -> None:
 def bench(
     name: Name,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw the result into this file (needs matplotlib).", show_default=False)
+        Path | None,
+        typer.Option(help="Draw the sweep into this file: .svg, or .png, .pdf … with matplotlib.", show_default=False),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -222,40 +225,31 @@ def bench(
     \b
     Examples:
       basilica train bench llama
-      basilica train bench llama --plot link.png
+      basilica train bench llama --plot link.svg
     """
-    from basilica.cli import show, terminal
+    from basilica.cli import terminal
+    from basilica.cli.show_bench import bench as shown
 
     view = handle(name).view
     if as_json:
         gang = view.raw.get("distributed") or {}
         terminal.write_json(gang.get("bench") or {"mode": "off"})
     else:
-        terminal.show(show.bench(view.bench))
+        terminal.show(shown(view.bench))
     if plot is not None:
         _plot(view, plot)
 
 
 def _plot(view: "RunView", path: Path) -> None:
+    from basilica.cli.plot import draw
     from basilica.cli.terminal import say
     from basilica.core.errors import BasilicaError
 
-    if view.bench is None or view.bench.result is None:
-        say("there is no result to draw yet")
+    found = None if view.bench is None else view.bench.result
+    if found is None or not found.sweep:
+        say("there is no sweep to draw" if found else "there is no result to draw yet")
         return
     try:
-        from matplotlib.figure import Figure  # type: ignore[import-not-found]
-    except ImportError:
-        raise BasilicaError("--plot needs matplotlib: pip install matplotlib") from None
-    found = view.bench.result
-    figures = {"p10": found.busbw_gbps_p10, "p50": found.busbw_gbps_p50, "p90": found.busbw_gbps_p90}
-    measured = {name: value for name, value in figures.items() if value is not None}
-    figure = Figure(figsize=(5, 4))
-    axes = figure.subplots()
-    axes.bar(list(measured), list(measured.values()))
-    axes.set_ylabel("bus bandwidth in GB/s")
-    axes.set_title(f"{view.name}: {found.probe_node_a} to {found.probe_node_b}", parse_math=False)
-    try:
-        figure.savefig(path)
+        draw(view.name, found, path)
     except (OSError, ValueError) as error:
         raise BasilicaError(f"cannot draw into {path}: {error}") from error

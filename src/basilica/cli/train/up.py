@@ -92,6 +92,10 @@ def up(
     max_restarts: Annotated[
         int | None, typer.Option(help="How often a rank that failed is restarted.", show_default="0", min=0)
     ] = None,
+    on_stall: Annotated[
+        Literal["show", "restart"] | None,
+        typer.Option(help="What happens to a rank that has stopped reporting.", show_default="show"),
+    ] = None,
     grace: Annotated[str | None, _duration("How long a rank may take to stop")] = None,
     ttl: Annotated[str | None, _duration("Cancel the run after so long")] = None,
     deadline: Annotated[str | None, _duration("Fail the run if it has not ended within")] = None,
@@ -153,6 +157,7 @@ def up(
         "workdir": workdir,
         "resize": resize,
         "max_restarts": max_restarts,
+        "on_stall": on_stall,
         "grace_seconds": _seconds(grace),
         "ttl_seconds": _seconds(ttl),
         "deadline_seconds": _seconds(deadline),

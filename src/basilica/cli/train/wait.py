@@ -47,13 +47,13 @@ def wait(
       basilica train wait llama --for target --timeout 5m
       basilica train wait llama && echo done
     """
-    from basilica.cli import show, terminal
+    from basilica.cli import show_bench, terminal
 
     limit = FOR_EVER if timeout is None else seconds(timeout)
     training = handle(name)
     until(training, goal, limit, as_json=as_json)
     if goal is Goal.BENCH and not as_json:
-        terminal.show(show.bench(training.bench_status))
+        terminal.show(show_bench.bench(training.bench_status))
         return
     finish(training.view, as_json=as_json, bench=goal is Goal.BENCH)
 

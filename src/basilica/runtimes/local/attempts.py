@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 
 from basilica.core.names import rank_name
-from basilica.core.seen import Ended, SeenRank, Sight
+from basilica.core.seen import Ended, SeenRank, Sight, Stalled
 from basilica.runtimes.local.layout import Key, Layout
 from basilica.runtimes.local.logs import read_tail
 from basilica.runtimes.local.processes import Watch
 from basilica.runtimes.local.records import Exit, read_record
+from basilica.runtimes.local.tracebacks import read_traceback
 
 TAIL_LINES = 20
 TAIL_LINE_MAX = 2000
@@ -27,6 +28,7 @@ class Attempt:
     started_at: float | None = None
     ended: Ended | None = None
     note: str = ""
+    stalled: Stalled | None = None
     watch: Watch | None = None
     orphaned: bool = False
 
@@ -41,6 +43,7 @@ class Attempt:
             gpus=len(self.gpus),
             ended=self.ended,
             note=self.note,
+            stalled=self.stalled,
         )
 
     @property
@@ -63,7 +66,7 @@ def has_ended(layout: Layout, key: Key) -> bool:
 
 
 def ended_of(exit: Exit, layout: Layout, key: Key) -> Ended:
-    """The end with the last lines of output."""
+    """The end with the last lines of output, and what the program that failed by itself left of its exception."""
     tail = read_tail(layout.log(key), TAIL_LINES, ended=True, at_most=TAIL_BYTES_MAX)
     return Ended(
         exit_code=exit.exit_code,
@@ -74,4 +77,5 @@ def ended_of(exit: Exit, layout: Layout, key: Key) -> Ended:
         by_platform=exit.by_platform,
         start_error=exit.start_error,
         log_tail=tuple(line[:TAIL_LINE_MAX] for line in tail.lines),
+        traceback="" if exit.stopped or exit.exit_code == 0 else read_traceback(layout.error(key)),
     )

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from basilica.core.actions import Launch
 from basilica.core.spec import DeploymentSpec, Exec, Shell
@@ -16,8 +15,6 @@ INHERITED = frozenset({
     "VIRTUAL_ENV", "CONDA_PREFIX", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "HF_HOME", "TORCH_HOME",
 })  # fmt: skip
 
-LOOPBACK = "127.0.0.1"
-
 # What stands for a value in a command line that no shell reads. Everything else is the program's own affair.
 _VARIABLE = re.compile(
     r"\$(?:\{(?P<braced>NAME)\}|(?P<bare>NAME)(?![A-Za-z0-9_]))".replace(
@@ -29,14 +26,6 @@ _VARIABLE = re.compile(
 # one machine all ranks of all runs would overwrite it under each other, so here it stands for a file of the rank.
 SHIPPED_SOURCE = "/tmp/__basilica_source.py"
 OWN_SOURCE = '"$BASILICA_CHECKPOINT_DIR/../rank-$BASILICA_RANK/source.py"'
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ports:
-    """Ports of one run, the same for its whole life."""
-
-    master: int
-    rendezvous: int
 
 
 def command_line(spec: DeploymentSpec) -> list[str]:
@@ -65,36 +54,37 @@ def own_command_line(spec: DeploymentSpec, environment: Mapping[str, str]) -> li
 
 
 def common_environment(
-    run: Run, ports: Ports, *, server: Mapping[str, str], node: str, checkpoints: str
+    run: Run, *, master: tuple[str, int], rendezvous: str, server: Mapping[str, str], checkpoints: str
 ) -> dict[str, str]:
     """What all ranks of a run share. Later lines win: the machine's, the user's, then the contract."""
     spec = run.spec
     return {
         **{name: value for name, value in server.items() if name in INHERITED},
         "PYTHONUNBUFFERED": "1",
-        "MASTER_ADDR": LOOPBACK,
-        "MASTER_PORT": str(ports.master),
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # torchrun with c10d: else a scale-up fails all agents after 60 s
+        "MASTER_ADDR": master[0],
+        "MASTER_PORT": str(master[1]),
         **spec.nccl_env,
         **spec.env,
         **spec.secrets,
         "LOCAL_RANK": "0",
-        "NODE_NAME": node,
         "BASILICA_DEPLOYMENT": run.instance,
         "BASILICA_NAME": spec.name,
         "BASILICA_WORLD_MIN": str(spec.world.min),
         "BASILICA_WORLD_TARGET": str(spec.world.target),
         "BASILICA_WORLD_MAX": str(spec.world.max),
         "BASILICA_GPUS_PER_POD": str(max(1, spec.resources.gpus.count)),
-        "BASILICA_RDZV_ENDPOINT": f"{LOOPBACK}:{ports.rendezvous}",
+        "BASILICA_RDZV_ENDPOINT": rendezvous,
         "BASILICA_RDZV_ID": run.instance,
         "BASILICA_RDZV_BACKEND": spec.rendezvous_backend,
         "BASILICA_CHECKPOINT_DIR": checkpoints,
     }
 
 
-def rank_environment(launch: Launch, visible_gpus: str | None, result_file: str) -> dict[str, str]:
+def rank_environment(launch: Launch, node: str, visible_gpus: str | None, result_file: str) -> dict[str, str]:
     """What is this attempt's own. `visible_gpus` None: whatever the machine has, which is nothing."""
     own = {
+        "NODE_NAME": node,
         "RANK": str(launch.rank),
         "WORLD_SIZE": str(launch.world_size),
         "BASILICA_RANK": str(launch.rank),

@@ -3,15 +3,20 @@
 <state_dir>/
 ├── wake                     a FIFO: supervisors write a line when a rank has started or ended
 ├── supervisor.log           what fork servers and supervisors had to complain about
+├── rendezvous/              the keys of all open rendezvous, kept by a process of its own
+├── removing/                runs that are just being removed
 ├── archives/<user>/         directories that users sent, by the SHA-256 of their bytes
 └── runs/<instance>/
     ├── ports.json           ports of this run, picked once
     ├── checkpoints/         BASILICA_CHECKPOINT_DIR: survives restarts of ranks
     ├── results/<r>.json     BASILICA_RESULT_FILE of rank r
+    ├── reports/<r>.<a>.<p>  what process p of attempt a of rank r reported; made by itself, when it first does
     ├── workdir/             the unpacked archive of this run, if it has one
+    ├── bench/               the bench probe: files as those of a rank, and result.json once it has one
     └── rank-<r>/            locked by the supervisor of the attempt that runs
         ├── <a>.record       who runs attempt a, since when, and how it ended: a line each, appended
         ├── <a>.log          its output, standard and error
+        ├── <a>.error        the Python exception that it failed with; made by itself, if it does
         └── <a>.stop         somebody wants it to end
 
 An attempt costs two files, no more: some file systems take a millisecond to make one.
@@ -51,6 +56,14 @@ class Layout:
     def complaints(self) -> Path:
         return self.root / "supervisor.log"
 
+    @property
+    def rendezvous(self) -> Path:
+        return self.root / "rendezvous"
+
+    @property
+    def removing(self) -> Path:
+        return self.root / "removing"
+
     def run(self, instance: str) -> Path:
         return self.root / "runs" / instance
 
@@ -73,6 +86,12 @@ class Layout:
     def result(self, instance: str, rank: int) -> str:
         return f"{self.root}/runs/{instance}/results/{rank}.json"
 
+    def reports(self, instance: str) -> Path:
+        return self.run(instance) / "reports"
+
+    def bench(self, instance: str) -> Path:
+        return self.run(instance) / "bench"
+
     def rank(self, instance: str, rank: int) -> Path:
         return self.run(instance) / f"rank-{rank}"
 
@@ -84,8 +103,14 @@ class Layout:
     def log(self, key: Key) -> str:
         return f"{self.root}/runs/{key.instance}/rank-{key.rank}/{key.attempt}.log"
 
+    def error(self, key: Key) -> str:
+        return f"{self.root}/runs/{key.instance}/rank-{key.rank}/{key.attempt}.error"
+
     def stop(self, key: Key) -> str:
         return f"{self.root}/runs/{key.instance}/rank-{key.rank}/{key.attempt}.stop"
+
+    def report(self, key: Key) -> str:
+        return f"{self.root}/runs/{key.instance}/reports/{key.rank}.{key.attempt}"
 
     def instances(self) -> list[str]:
         return _names(self.runs)

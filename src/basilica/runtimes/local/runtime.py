@@ -3,7 +3,6 @@
 import asyncio
 import os
 import resource
-import shutil
 import signal
 import socket
 import sys
@@ -24,27 +23,32 @@ from pathlib import Path
 from typing import Any
 
 from basilica.core.actions import Launch, Probe, Stop
-from basilica.core.errors import BasilicaError, Conflict, DistributedError, RuntimeUnavailable
-from basilica.core.phase import BenchPhase
-from basilica.core.seen import SeenBench, Sight, Sighting
+from basilica.core.errors import BasilicaError, Conflict, RuntimeUnavailable
+from basilica.core.mesh import Announcement
+from basilica.core.reports import Report, Series, SeriesQuery
+from basilica.core.seen import Sight, Sighting, Stalled
 from basilica.ports import Exited, InUse, LogChunk, Output, Run, StoredArchive
 from basilica.runtimes.local import cgroups, supervisor
 from basilica.runtimes.local.archives import Archives
-from basilica.runtimes.local.attempts import Attempt, ended_of, has_ended
+from basilica.runtimes.local.attempts import Attempt, ended_of
+from basilica.runtimes.local.bench import CORES, Benches
 from basilica.runtimes.local.capabilities import Capability, capabilities_of
-from basilica.runtimes.local.environment import command_line, common_environment, own_command_line, rank_environment
 from basilica.runtimes.local.execute import execute
 from basilica.runtimes.local.follow import follow_rank, tail_rank
 from basilica.runtimes.local.forkserver import ForkServer
 from basilica.runtimes.local.gpus import GpuInventory, ask_nvidia_smi, runs_on_cpu
+from basilica.runtimes.local.hosts import LOOPBACK, MESH_LIMIT_S, Host, Hosts
 from basilica.runtimes.local.inotify import FileWatcher
 from basilica.runtimes.local.layout import Key, Layout
 from basilica.runtimes.local.line import GpuLine, Turn
 from basilica.runtimes.local.orphans import bury_orphan, kill_leftovers
-from basilica.runtimes.local.ports import ports_of
+from basilica.runtimes.local.ports import ports_of, remember_rendezvous
 from basilica.runtimes.local.processes import Watch
 from basilica.runtimes.local.records import Exit, Record, Running, append_exit, bury, read_record, write_stop
-from basilica.runtimes.local.task import RankTask, StartRequest
+from basilica.runtimes.local.rendezvous import LocalRendezvous
+from basilica.runtimes.local.reports import Reports
+from basilica.runtimes.local.run_files import finish_removing, read_results, read_run, remove_run, unended
+from basilica.runtimes.local.starting import Starting
 from basilica.runtimes.local.wakeups import Told, Wakeups
 
 LOG_LIMIT_BYTES = 64 << 20
@@ -52,12 +56,6 @@ ENDED_ATTEMPTS_SHOWN = 4
 ENDED_RUNS_KEPT = 256
 LINE_OPENS_AFTER_S = 0.5
 RUNS_REMEMBERED = 256
-RESULT_BYTES_MAX = 8 << 20
-NO_BENCH = SeenBench(
-    phase=BenchPhase.SKIPPED,
-    message="the bench probe measures the link between two nodes, and this run has one machine",
-    on_worker_nodes=False,
-)
 
 
 class LocalRuntime:
@@ -71,21 +69,32 @@ class LocalRuntime:
         state_dir: Path,
         *,
         node: str | None = None,
+        hosts: Sequence[Host] = (),
+        rendezvous_address: str = LOOPBACK,
+        mesh_limit_seconds: float = MESH_LIMIT_S,
         gpus: GpuInventory | None = None,
         python: str = sys.executable,
         log_limit_bytes: int = LOG_LIMIT_BYTES,
     ) -> None:
+        """`hosts`: network namespaces that ranks are spread over, all of which reach `rendezvous_address`."""
         self._layout = Layout(state_dir.absolute())
         self._archives = Archives(self._layout.archives)
         self._node = node or socket.gethostname()
+        self._hosts = Hosts(hosts or (Host(self._node),), python=python, limit_seconds=mesh_limit_seconds)
+        self._rendezvous_address = rendezvous_address
+        self._rendezvous = LocalRendezvous(
+            self._layout.rendezvous,
+            runs=self._layout.runs,
+            python=python,
+            complaints=self._layout.complaints,
+            host=rendezvous_address,
+        )
         self._inventory = gpus
         self._line = GpuLine(gpus or GpuInventory())
         self._python = python
         self._log_limit = log_limit_bytes
         self._directory = os.getcwd()
         self._boot = supervisor.boot()
-        # Two servers on one machine must not share groups, whatever their runs are called.
-        self._mark = sha256(bytes(self._layout.root)).hexdigest()[:8]
         self._wake: Callable[[str], None] | None = None
         self._runs: dict[str, dict[Key, Attempt]] = {}
         self._ended: dict[str, None] = {}  # runs all of whose attempts have ended, by when they were last looked at
@@ -105,16 +114,39 @@ class LocalRuntime:
             self._wakeups = Wakeups(self._layout.wake, self._told, self._look_at_all)
         self._wake = wake
         self._files = FileWatcher()
+        self._reports = Reports(self._layout, self._files, self._spawn, self._stalled)
         self._fork_server = ForkServer(
             python=self._python, complaints=self._layout.complaints, descriptors=_more_descriptors()
         )
+        self._benches = Benches(
+            self._layout,
+            python=self._python,
+            start=self._fork_server.start_ranks,
+            groups=lambda instance: self._starting.groups(f"{instance}-bench", memory_bytes=None, cpu=CORES),
+            changed=self._changed,
+        )
         await self._fork_server.start()
+        self._rendezvous.start(wake)
         ours = {os.getpid(), self._fork_server.pid}
         self._cgroups = await asyncio.to_thread(cgroups.find, ours.__contains__)
         if self._inventory is None:
             self._line.inventory = await ask_nvidia_smi()
+        self._starting = Starting(
+            layout=self._layout,
+            hosts=self._hosts,
+            reports=self._reports,
+            inventory=self._line.inventory,
+            cgroups=self._cgroups,
+            # Two servers on one machine must not share groups, whatever their runs are called.
+            mark=sha256(bytes(self._layout.root)).hexdigest()[:8],
+            rendezvous_address=self._rendezvous_address,
+            log_limit=self._log_limit,
+            directory=self._directory,
+        )
         with _or_unavailable("cannot read the runs that an earlier server left"):
-            instances = await asyncio.to_thread(_unended, self._layout)
+            await asyncio.to_thread(finish_removing, self._layout)
+            instances = await asyncio.to_thread(unended, self._layout)
+        await self._benches.adopt()
         if self._layout.instances():
             # Runs that waited for GPUs come back in any order: let the oldest come too before giving any out.
             self._line_opens_at = asyncio.get_running_loop().time() + LINE_OPENS_AFTER_S
@@ -133,8 +165,12 @@ class LocalRuntime:
             for attempt in table.values():
                 attempt.unwatch()
         self._runs.clear()
+        self._benches.close()
         self._wakeups.close()
+        self._reports.close()
         self._files.close()
+        await self._hosts.close()
+        await self._rendezvous.close()
         await self._fork_server.close()
 
     def capabilities(self) -> tuple[Capability, ...]:
@@ -156,11 +192,17 @@ class LocalRuntime:
         if table and not any(attempt.sight is not Sight.ENDED for attempt in table.values()):
             self._keep_ended(run.instance)
         shown.sort(key=lambda attempt: attempt.key)
-        ranks = tuple(attempt.seen(self._node) for attempt in shown)
+        ranks = tuple(attempt.seen(self._hosts.of_rank(attempt.key.rank).name) for attempt in shown)
         if len(self._runs) > self._sweep_at:
             self._forget_old_runs()
-        bench = None if run.spec.bench is None else NO_BENCH
-        return Sighting(ranks=ranks, bench=bench, warnings=self._warnings(run))
+        bench = None if run.spec.bench is None else await self._benches.seen(run.instance)
+        return Sighting(
+            ranks=ranks,
+            bench=bench,
+            rendezvous=self._rendezvous.seen(run.instance),
+            mesh=self._hosts.mesh(run.instance, run.spec.world.target),
+            warnings=self._warnings(run),
+        )
 
     def _forget_old_runs(self) -> None:
         """Runs that have ended are read again from disk if anybody asks: with their last lines they take room."""
@@ -198,18 +240,22 @@ class LocalRuntime:
             raise RuntimeUnavailable("the local runtime is not running")
         if instance not in self._runs:
             with _or_unavailable(f"cannot read the state of {instance}"):
-                found = await asyncio.to_thread(_read_run, self._layout, instance)
+                found = await asyncio.to_thread(read_run, self._layout, instance)
             self._runs.setdefault(instance, {})
             for key, record in found.items():
                 if record is not None and record.exit is not None:
                     self._mark_ended(key, record.running, record.exit)
                 else:
                     self._take_in(key, record)
+            table = self._runs[instance]
+            self._reports.adopt(instance, [key for key in found if key in table and table[key].sight is Sight.RUNNING])
         return self._runs[instance]
 
     def _told(self, told: Told) -> None:
         if told.what == "failed":
             self._failures[told.key] = told.detail
+        elif told.what == "reporting" and told.key.instance in self._runs and told.detail.isdecimal():
+            self._reports.rung(told.key, int(told.detail))
         elif told.key.instance in self._runs:
             self._look(told.key)
         else:  # a supervisor of an earlier control plane that claimed its attempt after we had looked
@@ -310,14 +356,22 @@ class LocalRuntime:
             self._free(key)
             self._changed(key.instance)
 
+    def _stalled(self, key: Key, stalled: Stalled | None) -> None:
+        attempt = self._runs.get(key.instance, {}).get(key)
+        if attempt is not None and attempt.stalled != stalled:
+            attempt.stalled = stalled
+            self._changed(key.instance)
+
     def _mark_ended(self, key: Key, running: Running | None, exit: Exit) -> None:
+        self._reports.forget(key)
         attempt = self._runs[key.instance].setdefault(key, Attempt(key=key, sight=Sight.ENDED))
         attempt.unwatch()
-        attempt.sight, attempt.note = Sight.ENDED, ""
+        attempt.sight, attempt.note, attempt.stalled = Sight.ENDED, "", None
         attempt.started_at = None if running is None else running.started_at
         attempt.ended = ended_of(exit, self._layout, key)
 
     def _forget(self, key: Key) -> None:
+        self._reports.forget(key)
         attempt = self._runs[key.instance].pop(key, None)
         if attempt is not None:
             attempt.unwatch()
@@ -345,6 +399,7 @@ class LocalRuntime:
             with _or_unavailable(f"cannot unpack what {run.instance} runs in"):
                 target = self._layout.workdir(run.instance)
                 await asyncio.to_thread(self._archives.unpack, run.user, run.spec.archive, target)
+        await self._open_rendezvous(run)
         fresh = {key: wanted[key] for key in _startable(table, wanted)}
         if not fresh:
             return
@@ -391,7 +446,7 @@ class LocalRuntime:
             table[key] = Attempt(key=key, sight=Sight.STARTING, gpus=uuids)
         try:
             with _or_unavailable(f"cannot start ranks of {run.instance}"):
-                reply = await self._fork_server.start_ranks(self._request(run, granted))
+                reply = await self._fork_server.start_ranks(self._starting.request(run, granted))
         except RuntimeUnavailable:
             for key in keys:
                 self._forget(key)
@@ -412,67 +467,30 @@ class LocalRuntime:
         except ProcessLookupError:
             self._look(key)
 
-    def _request(self, run: Run, granted: Mapping[Launch, tuple[str, ...]]) -> StartRequest:
-        instance, spec, layout = run.instance, run.spec, self._layout
-        layout.checkpoints(instance).mkdir(mode=0o700, parents=True, exist_ok=True)
-        layout.results(instance).mkdir(mode=0o700, exist_ok=True)
-        layout.run(instance).chmod(0o700)
-        environment = self._environment(run)
-        return StartRequest(
-            argv=command_line(spec),
-            env=environment,
-            cwd=self._workdir(run),
-            grace=spec.grace_seconds,
-            memory_limit=spec.resources.memory_bytes,
-            log_limit=self._log_limit,
-            wake=str(layout.wake),
-            ranks=[self._task(run, launch, uuids, environment) for launch, uuids in granted.items()],
-        )
+    # --------------------------------------------------------------------------------------------------- rendezvous
 
-    def _environment(self, run: Run) -> dict[str, str]:
-        return common_environment(
-            run,
-            ports_of(self._layout.ports(run.instance)),
-            server=os.environ,
-            node=self._node,
-            checkpoints=str(self._layout.checkpoints(run.instance)),
-        )
+    async def announce(self, run: Run, announcement: Announcement) -> None:
+        await self._open_rendezvous(run)
+        drives_torch = run.spec.rendezvous_backend == "etcd-v2"
+        await self._rendezvous.announce(run.instance, announcement, drives_torch=drives_torch)
 
-    def _own_environment(self, run: Run, launch: Launch, uuids: tuple[str, ...]) -> dict[str, str]:
-        inventory = self._line.inventory
-        visible = inventory.visible(uuids) if inventory.gpus else None
-        return rank_environment(launch, visible, self._layout.result(run.instance, launch.rank))
+    async def _open_rendezvous(self, run: Run) -> None:
+        """At the port that the run had before, if it had one: its ranks know no other."""
+        instance, path = run.instance, self._layout.ports(run.instance)
+        if self._rendezvous.seen(instance) is None:
+            with _or_unavailable(f"cannot keep the ports of {instance}"):
+                self._layout.run(instance).mkdir(mode=0o700, exist_ok=True)
+                wished = ports_of(path).rendezvous
+            port = await self._rendezvous.open(instance, wished or None)
+            with _or_unavailable(f"cannot keep the ports of {instance}"):
+                remember_rendezvous(path, port)
+        seen = self._rendezvous.seen(instance)
+        if seen is not None and self._wake is not None:
+            self._hosts.watch(instance, run.spec.world.target, seen.endpoint, self._wake)
 
-    def _workdir(self, run: Run) -> str:
-        if run.spec.archive is None:
-            return run.spec.workdir or self._directory
-        return str(self._layout.workdir(run.instance) / (run.spec.workdir or ""))
-
-    def _task(self, run: Run, launch: Launch, uuids: tuple[str, ...], environment: Mapping[str, str]) -> RankTask:
-        key = Key(run.instance, launch.rank, launch.attempt)
-        own = self._own_environment(run, launch, uuids)
-        resources = run.spec.resources
-        with suppress(OSError):
-            os.unlink(own["BASILICA_RESULT_FILE"])  # of an earlier attempt
-        groups = cgroups.for_rank(
-            self._cgroups,
-            f"basilica-{self._mark}-{key.instance}-{key.rank}-{key.attempt}",
-            memory_bytes=resources.memory_bytes,
-            cpu=resources.cpu,
-        )
-        return RankTask(
-            instance=key.instance,
-            rank=key.rank,
-            attempt=key.attempt,
-            directory=str(self._layout.rank(key.instance, key.rank)),
-            argv=own_command_line(run.spec, {**environment, **own}),
-            env=own,
-            gpus=list(uuids),
-            cgroups=list(groups.tasks),
-            memory_events=groups.memory_events,
-            kill_file=groups.kill_file,
-            freezer=groups.freezer,
-        )
+    async def end_rendezvous(self, run: Run) -> None:
+        await self._hosts.forget(run.instance)
+        await self._rendezvous.end(run.instance)
 
     # ----------------------------------------------------------------------------------------------- stop and remove
 
@@ -519,16 +537,32 @@ class LocalRuntime:
         for attempt in (await self._table(run.instance)).values():
             if attempt.sight is not Sight.ENDED:
                 raise RuntimeUnavailable(f"{attempt.key} has not ended yet")
+        await self._benches.end_and_wait(run.instance)
+        await self.end_rendezvous(run)
         with _or_unavailable(f"cannot remove what is kept of {run.instance}"):
-            await asyncio.to_thread(_remove_run, self._layout, run.instance)
+            await asyncio.to_thread(remove_run, self._layout, run.instance)
         self._runs.pop(run.instance, None)
         self._ended.pop(run.instance, None)
+
+    # ------------------------------------------------------------------------------------------------------- reports
+
+    async def reports(self, run: Run) -> dict[int, Report]:
+        with _or_unavailable(f"cannot read the reports of {run.instance}"):
+            return await self._reports.last(run.instance)
+
+    async def series(self, run: Run, query: SeriesQuery) -> list[Series]:
+        with _or_unavailable(f"cannot read the reports of {run.instance}"):
+            return await self._reports.series(run.instance, query)
+
+    async def next_report(self, run: Run, after: float) -> None:
+        with _or_unavailable(f"cannot read the reports of {run.instance}"):
+            await self._reports.next(run.instance, after)
 
     # ------------------------------------------------------------------------------------ results, archives, commands
 
     async def results(self, run: Run) -> dict[int, bytes]:
         with _or_unavailable(f"cannot read the results of {run.instance}"):
-            return await asyncio.to_thread(_read_results, self._layout, run.instance)
+            return await asyncio.to_thread(read_results, self._layout, run.instance)
 
     async def store_archive(self, user: str, chunks: AsyncIterator[bytes]) -> StoredArchive:
         with _or_unavailable("cannot keep the archive"):
@@ -552,18 +586,20 @@ class LocalRuntime:
         newest = max(attempts, key=lambda attempt: attempt.key.attempt)
         launch = Launch(rank, newest.key.attempt, run.spec.world.target)
         with _or_unavailable(f"cannot tell the environment of {run.instance}"):
-            env = {**self._environment(run), **self._own_environment(run, launch, newest.gpus)}
-        async with aclosing(execute(argv, env, self._workdir(run), self._spawn)) as output:
+            env = self._starting.environment(run, launch, newest.gpus)
+        async with aclosing(execute(argv, env, self._starting.workdir(run), self._spawn)) as output:
             async for chunk in output:
                 yield chunk
 
     # -------------------------------------------------------------------------------------------------------- bench
 
     async def probe(self, run: Run, probe: Probe) -> None:
-        """Nothing to start: one machine has no link between nodes, and `observe` says so."""
+        """Between the hosts of the first two ranks: both placements are satisfied."""
+        second = min(1, run.spec.world.target - 1)
+        await self._benches.begin(run.instance, (self._hosts.of_rank(0), self._hosts.of_rank(second)))
 
     async def end_probe(self, run: Run) -> None:
-        """Nothing was started."""
+        await self._benches.end(run.instance)
 
     # --------------------------------------------------------------------------------------------------------- logs
 
@@ -600,43 +636,6 @@ def _startable(table: Mapping[Key, Attempt], wanted: Iterable[Key]) -> list[Key]
         if attempt.sight is not Sight.ENDED:
             busy.add(key.rank)
     return [key for key in wanted if key.rank not in busy and newest.get(key.rank, -1) < key.attempt]
-
-
-def _unended(layout: Layout) -> list[str]:
-    """Runs with an attempt that has not ended, or of which that cannot be told."""
-    return [instance for instance in layout.instances() if not _all_ended(layout, instance)]
-
-
-def _all_ended(layout: Layout, instance: str) -> bool:
-    try:
-        return all(has_ended(layout, key) for key in layout.keys(instance))
-    except (OSError, ValueError):
-        return False
-
-
-def _read_run(layout: Layout, instance: str) -> dict[Key, Record | None]:
-    return {key: read_record(layout.record(key)) for key in layout.keys(instance)}
-
-
-def _read_results(layout: Layout, instance: str) -> dict[int, bytes]:
-    found: dict[int, bytes] = {}
-    with suppress(FileNotFoundError):
-        for name in os.listdir(layout.results(instance)):
-            number, _, kind = name.partition(".")
-            if kind == "json" and number.isascii() and number.isdigit():
-                path = layout.results(instance) / name
-                if path.stat().st_size > RESULT_BYTES_MAX:
-                    raise DistributedError(f"the result of rank {number} is larger than {RESULT_BYTES_MAX} bytes")
-                found[int(number)] = path.read_bytes()
-    return dict(sorted(found.items()))
-
-
-def _remove_run(layout: Layout, instance: str) -> None:
-    for record in _read_run(layout, instance).values():
-        for path in () if record is None else record.claim.cgroups:
-            supervisor.remove_cgroup(path)
-    with suppress(FileNotFoundError):
-        shutil.rmtree(layout.run(instance))
 
 
 def _more_descriptors() -> int:

@@ -1,0 +1,268 @@
+"""The mean over replicas that meet in an object store and nowhere else.
+
+    allreduce = ObjectStoreAllReduce("s3://bucket/run-7", rank, world_size)
+    means = allreduce.allreduce(arrays, weight=samples)
+
+All replicas get the same bits, or the same error; `rounds` explains why. Calls with different names are independent and
+may run at the same time (`submit`); calls with one name are rounds one after the other.
+"""
+
+import math
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from basilica.diloco.arithmetic import Numbers, Residuals
+from basilica.diloco.documents import Place, Terms
+from basilica.diloco.drive import Driver, Traffic
+from basilica.diloco.housekeeping import announce, remove_round
+from basilica.diloco.rounds import Outcome, Round
+from basilica.diloco.stores import ObjectStore, open_store
+from basilica.diloco.tensors import Row, check_out, empty_like, like, row
+from basilica.diloco.waiting import Settings
+from basilica.diloco.wire import QUANTIZED, WIRES
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+HISTORY = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundStats:
+    """What one round cost this replica, and what it gave."""
+
+    name: str
+    outcome: Outcome
+    array_bytes: int
+    bytes_up: int
+    bytes_down: int
+    requests: Mapping[str, int]
+    seconds: float
+    waited: float
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """Where one named all-reduce stands."""
+
+    round: int = 0
+    chain: str = ""
+    expected: tuple[int, ...] = ()
+    residuals: Residuals | None = None
+    running: threading.Lock = field(default_factory=threading.Lock)
+
+    def state(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {"round": self.round, "chain": self.chain, "expected": list(self.expected)}
+        if self.residuals is not None:
+            fields["residuals"] = {"sent": self.residuals.sent, "made": self.residuals.made}
+        return fields
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> "_Sequence":
+        left = fields.get("residuals")
+        residuals = None if left is None else Residuals(dict(left["sent"]), dict(left["made"]))
+        return cls(fields["round"], fields["chain"], tuple(fields["expected"]), residuals)
+
+
+class ObjectStoreAllReduce:
+    """One replica's side. All replicas must be given the same `run_id`, `quorum` and `wire`.
+
+    `quorum`: how many replicas are enough if the others do not come within a grace time; None: all must come.
+    `wire`: None sends arrays as they are; `fp16` and so on send floats in that form.
+    `incarnation`: higher each time this rank is started again, if it may then compute other numbers than before.
+    `retain`: how many finished rounds stay in the store for replicas that were restarted from an earlier state.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        rank: int,
+        world_size: int,
+        *,
+        run_id: str = "run",
+        timeout: float = 600.0,
+        quorum: int | None = None,
+        grace: float = 5.0,
+        wire: str | None = None,
+        error_feedback: bool = True,
+        incarnation: int = 0,
+        retain: int = 2,
+        store: ObjectStore | None = None,
+        store_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        if world_size < 1 or rank < 0 or (rank >= world_size and quorum is None):
+            raise ValueError(f"rank {rank} is not within a world of {world_size}")
+        if quorum is not None and not 1 <= quorum <= world_size:
+            raise ValueError(f"a quorum of {quorum} cannot be had of {world_size} replicas")
+        if wire is not None and wire not in WIRES:
+            raise ValueError(f"wire {wire!r} is unknown; choose {', '.join(WIRES)} or None (the arrays' own type)")
+        if timeout <= 0 or grace < 0 or retain < 0:
+            raise ValueError("timeout must be more than 0, grace and retain not less")
+        self.rank, self.world_size, self.run_id = rank, world_size, _checked("run_id", run_id)
+        self._wire, self._feedback = wire, error_feedback and wire in QUANTIZED
+        self._incarnation, self._retain = incarnation, retain
+        self._store = open_store(uri, store_options) if store is None else store
+        self._driver = Driver(self._store)
+        self._settings = Settings(
+            timeout=timeout,
+            quorum=quorum,
+            grace=grace,
+            first_pause=self._store.first_pause,
+            longest_pause=self._store.longest_pause,
+            piece_bytes=self._store.piece_bytes,
+        )
+        self._sequences: dict[str, _Sequence] = {}
+        self._guard = threading.Lock()
+        self._threads: ThreadPoolExecutor | None = None
+        self.history: deque[RoundStats] = deque(maxlen=HISTORY)
+
+    def allreduce(
+        self,
+        arrays: Sequence[Any],
+        weight: float = 1.0,
+        *,
+        name: str = "default",
+        base: str = "",
+        out: Sequence[Any] | None = None,
+    ) -> list[Any]:
+        """The mean of everybody's arrays, weighted; the same bits on every replica.
+
+        `base` names the state that the arrays were made from, so that replicas are refused that started from another.
+        `out` receives the mean and saves the time for new memory. After an error the call may be repeated.
+        """
+        if not (math.isfinite(weight) and weight >= 0):
+            raise ValueError(f"a weight must be a number of 0 or more, not {weight}")
+        sequence = self._sequence(name)
+        if not sequence.running.acquire(blocking=False):
+            raise RuntimeError(f"a round of {name!r} is running already: calls with one name come one after the other")
+        try:
+            results = [empty_like(array) for array in arrays] if out is None else list(out)
+            for result, array in zip(results, arrays, strict=True):
+                if out is not None:
+                    check_out(result, array)
+            self._play(
+                sequence, [row(a) for a in arrays], [row(r) for r in results], float(weight), name=name, base=base
+            )
+            return [like(result, array) for result, array in zip(results, arrays, strict=True)]
+        finally:
+            sequence.running.release()
+
+    def submit(self, arrays: Sequence[Any], weight: float = 1.0, **options: Any) -> "Future[list[Any]]":
+        """Begin an all-reduce in a thread of its own; the arrays must not change until its result is there."""
+        with self._guard:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(max_workers=64, thread_name_prefix="basilica-allreduce")
+            return self._threads.submit(self.allreduce, arrays, weight, **options)
+
+    def resize(self, world_size: int) -> None:
+        """The world of the next rounds, if all must come: every replica has to say so before the same round."""
+        if self._settings.quorum is not None:
+            raise ValueError("with a quorum the world follows from who comes")
+        if self.rank >= world_size:
+            raise ValueError(f"rank {self.rank} is not within a world of {world_size}")
+        self.world_size = world_size
+
+    @property
+    def store(self) -> ObjectStore:
+        """Where the replicas meet: what else belongs to the run is kept there, too."""
+        return self._store
+
+    @property
+    def timeout(self) -> float:
+        return self._settings.timeout
+
+    @property
+    def quorum(self) -> int | None:
+        return self._settings.quorum
+
+    @property
+    def incarnation(self) -> int:
+        return self._incarnation
+
+    @incarnation.setter
+    def incarnation(self, number: int) -> None:
+        """To be set before the first round of this process."""
+        self._incarnation = number
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this replica stands: keep it with the checkpoint that it belongs to."""
+        with self._guard:
+            return {name: sequence.state() for name, sequence in self._sequences.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there. What another replica kept serves as well, without its residuals."""
+        with self._guard:
+            self._sequences = {name: _Sequence.of(fields) for name, fields in state.items()}
+
+    def close(self) -> None:
+        """Wait for what was submitted and let go of the store."""
+        if self._threads is not None:
+            self._threads.shutdown()
+        self._driver.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _sequence(self, name: str) -> _Sequence:
+        with self._guard:
+            return self._sequences.setdefault(_checked("name", name), _Sequence())
+
+    def _play(
+        self, sequence: _Sequence, mine: list[Row], target: list[Row], weight: float, *, name: str, base: str
+    ) -> None:
+        began = time.monotonic()
+        numbers = Numbers(
+            [r.kind for r in mine],
+            [r.numbers for r in mine],
+            [r.numbers for r in target],
+            wire=self._wire,
+            residuals=(sequence.residuals or Residuals()) if self._feedback else None,
+        )
+        elastic = self._settings.quorum is not None
+        terms = Terms(
+            place=Place(self.run_id, name, sequence.round),
+            base=f"{sequence.chain}/{base}",
+            expected=(sequence.expected if elastic else ()) or tuple(range(self.world_size)),
+            quorum=self._settings.quorum,
+            layout=numbers.layout.fingerprint,
+        )
+        traffic = Traffic()
+        course = Round(terms, self.rank, weight, numbers, self._settings, incarnation=self._incarnation)
+        outcome = self._driver.run(course.play(), traffic)
+        sequence.round, sequence.chain, sequence.expected = sequence.round + 1, outcome.chain, outcome.following
+        sequence.residuals = numbers.residuals(counted=outcome.counted)
+        self._tidy(terms.place, outcome, traffic)
+        self.history.append(
+            RoundStats(
+                name=name,
+                outcome=outcome,
+                array_bytes=sum(r.numbers.nbytes for r in mine),
+                bytes_up=traffic.up,
+                bytes_down=traffic.down,
+                requests=dict(traffic.requests),
+                seconds=time.monotonic() - began,
+                waited=outcome.waited,
+            )
+        )
+
+    def _tidy(self, place: Place, outcome: Outcome, traffic: Traffic) -> None:
+        """Whoever was counted here has finished the round before; what is older and not retained is nobody's now."""
+        if not outcome.counted:
+            # The ranks of the next round are settled: the one after it is the first that can wait for us.
+            self._driver.run(announce(place, place.round + 2, self.rank), traffic)
+        old = place.round - 1 - self._retain
+        if old >= 0 and self.rank == min(outcome.weights):
+            self._driver.run(remove_round(Place(place.run, place.name, old)), traffic)
+
+
+def _checked(what: str, name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{what} {name!r} must be letters, digits, '.', '_' and '-', beginning with a letter or digit")
+    return name

@@ -1,0 +1,293 @@
+"""The second half of a round: reduce the shards that are ours, and read the means of the others."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from basilica.diloco.arithmetic import Numbers
+from basilica.diloco.documents import (
+    Failure,
+    Manifest,
+    Part,
+    Place,
+    Terms,
+    read_record,
+    read_record_at,
+    result_fields,
+    sealed,
+)
+from basilica.diloco.effects import Begin, Create, Finish, Flow, Found, List, Now, Range, fetch
+from basilica.diloco.errors import CorruptPart, RoundGone
+from basilica.diloco.records import Gone, Record, Torn, digest
+from basilica.diloco.waiting import Patience, Settings
+
+CHECKS = tuple(4 * 2**n for n in range(16))
+"""At which looks for a result that does not come we find out whether it was removed long ago."""
+READS = 3
+"""How often bytes that do not fit their checksum are read before they are called corrupt."""
+
+
+class Exchange:
+    """What a replica does once a manifest stands."""
+
+    def __init__(self, terms: Terms, rank: int, numbers: Numbers, settings: Settings, patience: Patience) -> None:
+        self.terms, self.rank, self.numbers, self.settings, self.patience = terms, rank, numbers, settings, patience
+        self.place, self.layout = terms.place, numbers.layout
+        self._scratch: dict[tuple[int, int], bytearray] = {}
+
+    def shard(self, index: int) -> range:
+        return self.layout.shard(index, len(self.terms.expected))
+
+    def left_out(self, rank: int) -> range:
+        """The chunks that are not in a rank's part, because only it reduces them."""
+        return self.shard(self.terms.expected.index(rank)) if rank in self.terms.expected else range(0)
+
+    def run(
+        self, manifest: Manifest, parts: Mapping[int, Part], *, reduces: bool, withdraw: bool = False
+    ) -> Flow[str | Failure]:
+        """Until all results of the attempt are here: the chain that stands for them; or why there are none."""
+        began = yield Now()
+        shards = [index for index in range(len(self.terms.expected)) if self.shard(index)]
+        ids: dict[int, str] = {}
+        listing = yield from self._look()
+        for index in shards:
+            key = self.place.result(manifest.attempt, index)
+            if manifest.owner(index, self.terms.expected) != self.rank or key in listing:
+                continue
+            if withdraw:
+                # My numbers are no longer those that were counted, so nobody can make this mean any more.
+                failure = Failure(key, "restarted", (self.rank,))
+                if (yield from self._fail(failure)):
+                    return failure
+            if reduces:
+                made = yield from self._reduce(manifest, parts, index)
+                if isinstance(made, Failure):
+                    if (yield from self._fail(made)):
+                        return made
+                elif made is not None:
+                    ids[index] = made
+        spent = (yield Now()) - began
+        gathered = yield from self._gather(manifest, [index for index in shards if index not in ids], ids, spent)
+        if gathered is not None:
+            return gathered
+        if (yield from self._was_left(manifest.attempt)):
+            return Failure(self.place.manifest(manifest.attempt), "restarted")
+        return sealed({"base": self.terms.base, "manifest": manifest.id, "results": [ids[index] for index in shards]})[
+            1
+        ]
+
+    def _look(self) -> Flow[dict[str, Found]]:
+        listing: tuple[Found, ...] = yield List(self.place.prefix)
+        return {found.key: found for found in listing}
+
+    def _was_left(self, attempt: int) -> Flow[bool]:
+        """Whether this attempt had failed, and a result in it was created anew after it was removed with its round."""
+        (further,) = yield from fetch(Range(self.place.manifest(attempt + 1), 0, 1))
+        return further is not None
+
+    def _fail(self, failure: Failure) -> Flow[bool]:
+        """Write a failure into its register; False if something stands there already."""
+        record, _ = sealed(failure.fields)
+        created: bool = yield Create(failure.key, len(record), iter([record]))
+        return created
+
+    # Our own shards.
+
+    def _reduce(self, manifest: Manifest, parts: Mapping[int, Part], index: int) -> Flow[str | Failure | None]:
+        """Make the mean of a shard and create its result: its id. None if there is one already."""
+        key = self.place.result(manifest.attempt, index)
+        known = yield from self._records(manifest, parts, key)
+        if isinstance(known, Failure):
+            return known
+        ranks = sorted(manifest.members)
+        weights = [manifest.members[rank].weight for rank in ranks]
+        digests: list[str] = []
+        pieces = list(self._pieces(self.shard(index)))
+        ticket = yield Begin(self._ranges(ranks, pieces[0], 0))
+        for number, piece in enumerate(pieces):
+            buffers: list[memoryview | None] = yield Finish(ticket)
+            if number + 1 < len(pieces):
+                ticket = yield Begin(self._ranges(ranks, pieces[number + 1], (number + 1) % 2))
+            wires = dict(zip((rank for rank in ranks if rank != self.rank), buffers, strict=True))
+            for chunk in piece:
+                parts_of_chunk: list[memoryview] = []
+                for rank in ranks:
+                    wire = yield from self._chunk(rank, chunk, piece, wires.get(rank), known[rank].digests[chunk])
+                    if wire is None:
+                        return Failure(key, "corrupt", (rank,), f"cannot be made: the part of rank {rank} is damaged")
+                    parts_of_chunk.append(wire)
+                digests.append(self.numbers.reduce(chunk, parts_of_chunk, weights))
+        record, id = sealed(result_fields(manifest, index, digests))
+        begin, end = self.layout.span(self.shard(index))
+        created = yield Create(key, end - begin + len(record), self._result_buffers(self.shard(index), record))
+        return id if created else None
+
+    def _result_buffers(self, chunks: range, record: memoryview) -> Iterator[memoryview]:
+        yield from self.numbers.made(chunks)
+        yield record
+
+    def _records(self, manifest: Manifest, parts: Mapping[int, Part], key: str) -> Flow[dict[int, Part] | Failure]:
+        """The records of all counted parts, as the manifest names them."""
+        known: dict[int, Part] = {}
+        for rank, member in manifest.members.items():
+            part = parts.get(rank)
+            if part is None or part.id != member.part:
+                begin, end = self.layout.span(self.left_out(rank))
+                start = self.layout.wire_bytes - (end - begin)
+                try:
+                    record = yield from read_record_at(self.place.part(rank), start, len(self.layout.chunks))
+                    part = Part.parse(record)
+                except Torn as torn:
+                    return Failure(key, "corrupt", (rank,), f"cannot be made: the part of rank {rank} {torn}")
+                if part.id != member.part:
+                    return Failure(key, "restarted", (rank,))
+            known[rank] = part
+        return known
+
+    def _pieces(self, chunks: range) -> Iterator[range]:
+        """Runs of chunks that are read at a time."""
+        start = chunks.start
+        for stop in range(start + 1, chunks.stop + 1):
+            begin, end = self.layout.span(range(start, min(stop + 1, chunks.stop)))
+            if stop == chunks.stop or end - begin > self.settings.piece_bytes:
+                yield range(start, stop)
+                start = stop
+
+    def _ranges(self, ranks: list[int], piece: range, turn: int) -> tuple[Range, ...]:
+        """The same piece of everybody else's part. Two sets of buffers: one is read into while the other is reduced."""
+        return tuple(self._range(rank, piece, turn) for rank in ranks if rank != self.rank)
+
+    def _range(self, rank: int, piece: range, turn: int) -> Range:
+        begin, end = self.layout.span(piece)
+        left_out = self.left_out(rank)
+        skipped_from, skipped_to = self.layout.span(left_out)
+        start = begin - (skipped_to - skipped_from) if left_out and begin >= skipped_to else begin
+        buffer = self._scratch.get((rank, turn))
+        if buffer is None or len(buffer) < end - begin:
+            buffer = self._scratch[rank, turn] = bytearray(end - begin)
+        return Range(self.place.part(rank), start, end - begin, memoryview(buffer)[: end - begin])
+
+    def _chunk(
+        self, rank: int, chunk: int, piece: range, wire: memoryview | None, expected: str
+    ) -> Flow[memoryview | None]:
+        """One replica's chunk, checked; None if it is damaged however often it is read."""
+        if rank == self.rank:
+            return self.numbers.wire(chunk)
+        offset = self.layout.chunks[chunk].offset - self.layout.chunks[piece[0]].offset
+        length = self.layout.chunks[chunk].length
+        for _ in range(READS):
+            if wire is None:
+                break
+            part = wire[offset : offset + length]
+            if digest(part) == expected:
+                return part
+            offset = 0
+            (wire,) = yield from fetch(self._range(rank, range(chunk, chunk + 1), 2))
+        return None
+
+    # The others' shards.
+
+    def _gather(
+        self, manifest: Manifest, missing: list[int], ids: dict[int, str], spent: float
+    ) -> Flow[Failure | None]:
+        """Read results as they come; a register that stays empty too long is filled with a failure."""
+        began = last = yield Now()
+        looks = 0
+        self.patience.reset()
+        while missing:
+            listing = yield from self._look()
+            for index in list(missing):
+                found = listing.get(self.place.result(manifest.attempt, index))
+                if found is None:
+                    continue
+                got = yield from self._read_result(manifest, index, found)
+                if got is None:
+                    continue
+                if isinstance(got, Failure):
+                    return got
+                ids[index] = got
+                missing.remove(index)
+                last = yield Now()
+                self.patience.reset()
+            if not missing:
+                return None
+            now = yield Now()
+            failure = self._overdue(manifest, missing, since_began=now - began, idle=now - last - 4 * spent)
+            if failure is not None and (yield from self._fail(failure)):
+                return failure
+            looks += 1
+            if looks in CHECKS:
+                yield from self.check_not_gone()
+            yield from self.patience.pause()
+        return None
+
+    def _overdue(self, manifest: Manifest, missing: list[int], *, since_began: float, idle: float) -> Failure | None:
+        """Whether to give up those who owe a result. Pure. `idle`: how long nothing came that could have come."""
+        key = self.place.result(manifest.attempt, missing[0])
+        owing = tuple(sorted({manifest.owner(index, self.terms.expected) for index in missing}))
+        quorum = self.settings.quorum
+        can_do_without = quorum is not None and len(manifest.members) - len(owing) >= quorum
+        if can_do_without and idle >= self.settings.grace:
+            return Failure(key, "lost", owing)
+        if since_began >= self.settings.timeout:
+            return Failure(key, "timeout", owing, waited=self.settings.timeout)
+        return None
+
+    def _read_result(self, manifest: Manifest, index: int, found: Found) -> Flow[str | Failure | None]:
+        """Its id; None if it is not there, whatever the listing says."""
+        chunks = self.shard(index)
+        try:
+            record = yield from read_record(found, len(chunks))
+        except Gone:
+            return None
+        except Torn as torn:
+            return Failure(found.key, "corrupt", text=str(torn))
+        if record.fields["kind"] == "failure":
+            return Failure.parse(found.key, record.fields)
+        if record.fields["manifest"] != manifest.id or record.fields["shard"] != index:
+            return Failure(found.key, "corrupt", text="belongs to another manifest")
+        pieces = list(self._pieces(chunks))
+        base = self.layout.chunks[chunks[0]].offset
+        ticket = yield Begin((self._result_range(found.key, pieces[0], base),))
+        for number, piece in enumerate(pieces):
+            (buffer,) = yield Finish(ticket)
+            if number + 1 < len(pieces):
+                ticket = yield Begin((self._result_range(found.key, pieces[number + 1], base),))
+            yield from self._take(found.key, piece, buffer, record, chunks)
+        return record.id
+
+    def _result_range(self, key: str, piece: range, base: int) -> Range:
+        begin, end = self.layout.span(piece)
+        return Range(key, begin - base, end - begin, self.numbers.place(piece))
+
+    def _take(self, key: str, piece: range, buffer: memoryview | None, record: Record, chunks: range) -> Flow[None]:
+        """Check the chunks of a result and put them where they belong."""
+        base, _ = self.layout.span(chunks)
+        offset, _ = self.layout.span(piece)
+        placed = self.numbers.place(piece) is not None
+        for index in piece:
+            chunk = self.layout.chunks[index]
+            expected: Any = record.fields["digests"][index - chunks.start]
+            wire = buffer[chunk.offset - offset : chunk.offset - offset + chunk.length] if buffer is not None else None
+            for _ in range(READS):
+                if wire is None or digest(wire) == expected:
+                    break
+                (wire,) = yield from fetch(self._result_range(key, range(index, index + 1), base))
+            if wire is None:
+                yield from self.check_not_gone()
+            if wire is None or digest(wire) != expected:
+                raise CorruptPart(str(self.place), key, "is damaged")
+            if not placed:
+                self.numbers.accept(index, wire)
+
+    def check_not_gone(self) -> Flow[None]:
+        """Raise if somebody has finished this round and gone on: what is missing then was there, and was removed.
+
+        Not by a listing, which may be old: whoever begins the next round, its first register is the same.
+        """
+        following = Place(self.place.run, self.place.name, self.place.round + 1)
+        (stands,) = yield from fetch(Range(following.manifest(0), 0, 1))
+        if stands is not None:
+            raise RoundGone(
+                str(self.place),
+                "the others have gone on, and its results were removed; catch up from the last agreed state",
+            )

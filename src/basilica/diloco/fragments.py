@@ -1,0 +1,108 @@
+"""What a replica is made of: the model's parameters, its processes, its fragments, and its options."""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from basilica.diloco.outer import Array, OuterSGD, Schedule, fingerprint
+
+
+class Values(Protocol):
+    """The parameters of a model, by number, as this process holds them."""
+
+    @property
+    def sizes(self) -> Sequence[int]: ...
+
+    def read(self, index: int) -> Array:
+        """A copy in this machine's memory, in float32 or wider."""
+        ...
+
+    def write(self, index: int, value: Array) -> None: ...
+
+    def seen(self, index: int, agreed: Array) -> Array:
+        """These numbers as the model has them: rounded to its own type. Not to be changed."""
+        ...
+
+
+class Team(Protocol):
+    """The processes of one replica. One of them leads: it alone talks to the store, and tells the others."""
+
+    leads: bool
+
+    def tell(self, words: Sequence[int]) -> list[int]:
+        """The leader's words, in all of them."""
+        ...
+
+    def share(self, arrays: Sequence[Array]) -> None:
+        """The leader's numbers, put into everybody's arrays."""
+        ...
+
+
+class Alone:
+    """A replica of one process, or one whose processes each hold a shard of their own."""
+
+    leads = True
+
+    def tell(self, words: Sequence[int]) -> list[int]:
+        return list(words)
+
+    def share(self, arrays: Sequence[Array]) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class Given:
+    """A part that this replica has given, and that is not applied yet. `before`: the all-reduce as it stood then."""
+
+    deltas: list[Array]
+    weight: float
+    before: Mapping[str, Any] | None
+    means: "Future[list[Array]] | None" = None
+
+
+@dataclass(slots=True)
+class Fragment:
+    """A run of parameters that is synchronized together, and what was agreed on for it."""
+
+    name: str
+    indexes: range
+    agreed: list[Array]
+    velocity: list[Array] | None = None
+    round: int = 0
+    samples: float = 0.0
+    digest: str = ""
+    counted: float = 0.0
+    """What this replica had seen when it last gave a part."""
+    given: Given | None = None
+
+    def take(self, parameters: Sequence[Array], velocity: Sequence[Array] | None) -> None:
+        for mine, theirs in zip(self.agreed, parameters, strict=True):
+            np.copyto(mine, theirs)
+        self.velocity = None if velocity is None else [np.array(v) for v in velocity]
+        self.digest = fingerprint(self.agreed, self.velocity)
+
+
+@dataclass(slots=True, kw_only=True)
+class Options:
+    """How a replica trains; all replicas of a run have the same."""
+
+    sync_every: int
+    outer: OuterSGD = field(default_factory=OuterSGD)
+    fragments: int = 1
+    delay: int = 0
+    mix: float = 0.0
+    checkpoint_every: int = 1
+    part: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.mix <= 1:
+            raise ValueError(f"mix must be from 0 to 1, not {self.mix}")
+        if self.checkpoint_every < 0:
+            raise ValueError(f"checkpoint_every must be 0 (never) or more, not {self.checkpoint_every}")
+
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule(self.sync_every, self.fragments, self.delay)

@@ -1,0 +1,222 @@
+"""How to train with DiLoCo over a given link: pure functions from what is known to a plan. The page `how-to/diloco` has
+the formulas in words.
+
+S is the size of the model on the wire, N the number of replicas, b the bytes a second of a link, t the time of a step.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from basilica.diloco.quantize import int4, int8
+
+WIRE_BYTES = {
+    "fp32": 4.0,
+    "bf16": 2.0,
+    "int8": int8().wire_bytes(1 << 20) / (1 << 20),
+    "int4": int4().wire_bytes(1 << 20) / (1 << 20),
+}
+"""Bytes of a parameter in each form, with the scales of its blocks."""
+STATE_BYTES = 8.0
+"""Bytes of a parameter in a state: itself and its outer momentum, in float32."""
+DAY = 86400.0
+SYNC_CHOICES = (10, 20, 40, 60, 80, 100, 160, 200, 300, 400, 500, 800, 1000)
+USUAL_SYNC = 100
+"""Up to here nothing of the quality is given away for a longer interval."""
+FRAGMENTS = 4
+MIX = 0.5
+PIECE_BYTES = 16e6
+TURNS = 6
+"""Requests of a round that wait for each other: part, manifest, shards, result, results, records."""
+STATE_SHARE = 0.1
+"""The agreed state goes up at most so often that it takes this share of the time between rounds."""
+BUSY_LINK = 0.8
+"""A link that is to be busier than this will not keep up."""
+PAUSE = 2.0
+GROWING_PAUSES = 10
+"""Looks at the store before the pause between two of them has its longest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSpeed:
+    """What a store gives one replica: seconds for a small request, bytes a second with several under way."""
+
+    put_seconds: float = 0.05
+    get_seconds: float = 0.03
+    list_seconds: float = 0.05
+    up_bytes_per_second: float = math.inf
+    down_bytes_per_second: float = math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """Dollars. The defaults are list prices of S3 Standard in us-east-1; `egress` only counts outside its region."""
+
+    per_1000_puts: float = 0.005
+    per_1000_gets: float = 0.0004
+    per_gb_egress: float = 0.09
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is known. `link` is of one replica, in bytes a second, and the same up and down."""
+
+    params: float
+    replicas: int
+    link: float
+    step_seconds: float
+    goal: float = 0.95
+    store: StoreSpeed = field(default_factory=StoreSpeed)
+    prices: Prices = field(default_factory=Prices)
+
+    def __post_init__(self) -> None:
+        for name in ("params", "link", "step_seconds"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name} must be a number of more than 0, not {value}")
+        if self.replicas < 1:
+            raise ValueError(f"replicas must be at least 1, not {self.replicas}")
+        if not 0 < self.goal < 1:
+            raise ValueError(f"the goal is a share of the time, between 0 and 1, not {self.goal}")
+
+    @property
+    def up(self) -> float:
+        return min(self.link, self.store.up_bytes_per_second)
+
+    @property
+    def down(self) -> float:
+        return min(self.link, self.store.down_bytes_per_second)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Of one replica in `sync_every` steps."""
+
+    bytes_up: float
+    bytes_down: float
+    puts: float
+    gets: float
+    lists: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Settings, and what to expect of them."""
+
+    sync_every: int
+    fragments: int
+    delay: int
+    mix: float
+    wire: str
+    checkpoint_every: int
+    utilisation: float
+    round_seconds: float
+    """Of one round of one fragment."""
+    traffic: Traffic
+    intervals_per_day: float
+    """How often `sync_every` steps are done in a day."""
+    less_communication: float
+    """How many times less a replica sends and receives than with an all-reduce of gradients in fp32 at each step."""
+    bytes_per_day: float
+    requests_per_day: float
+    request_dollars_per_day: float
+    egress_dollars_per_day: float
+    reaches_goal: bool
+
+
+def bytes_of_round(size: float, replicas: int) -> tuple[float, float]:
+    """Up and down, of one replica: its part without its own shard, and its shard; the shards of the others, twice."""
+    return size, 2 * size * (replicas - 1) / replicas
+
+
+def round_seconds(question: Question, size: float) -> float:
+    """Sending, receiving, and the requests that wait for each other."""
+    up, down = bytes_of_round(size, question.replicas)
+    store = question.store
+    turns = TURNS * (store.put_seconds + store.get_seconds + store.list_seconds) / 3
+    return up / question.up + down / question.down + turns
+
+
+def utilisation(sync_every: int, step_seconds: float, stall: float) -> float:
+    """The share of the time that is spent in inner steps."""
+    work = sync_every * step_seconds
+    return work / (work + stall)
+
+
+def make_plan(question: Question) -> Plan:
+    """The simplest that reaches the goal with a usual interval, else with the shortest; else what comes nearest."""
+    plans = list(_candidates(question))
+    enough = [plan for plan in plans if plan.reaches_goal]
+    for plan in enough:
+        if plan.sync_every <= USUAL_SYNC:
+            return plan
+    if enough:
+        return min(enough, key=lambda plan: plan.sync_every)
+    return max(plans, key=lambda plan: plan.utilisation)
+
+
+def _candidates(question: Question) -> Iterator[Plan]:
+    """The simplest first: waiting for rounds in full precision, then smaller forms, then fragments; H rises in each."""
+    for fragments in (1, FRAGMENTS):
+        for wire in WIRE_BYTES:
+            for sync_every in SYNC_CHOICES:
+                yield plan_for(question, sync_every=sync_every, fragments=fragments, wire=wire)
+
+
+def plan_for(question: Question, *, sync_every: int, fragments: int, wire: str) -> Plan:
+    """What to expect of these settings. With fragments, rounds run beside as many inner steps as they need."""
+    size = question.params * WIRE_BYTES[wire]
+    each = round_seconds(question, size / fragments)
+    gap = sync_every // fragments
+    delay = min(math.ceil(each / question.step_seconds), gap - 1) if fragments > 1 else 0
+    stall = fragments * max(0.0, each - delay * question.step_seconds)
+    share = utilisation(sync_every, question.step_seconds, stall)
+    interval = sync_every * question.step_seconds / share
+    state = question.params * STATE_BYTES / question.replicas
+    checkpoint_every = max(1, math.ceil(state / question.up / (STATE_SHARE * interval)))
+    traffic = _traffic(question, size, state / checkpoint_every, fragments)
+    keeps_up = traffic.bytes_up / question.up + traffic.bytes_down / question.down <= BUSY_LINK * interval
+    intervals = DAY / interval
+    puts = (traffic.puts + traffic.lists) * intervals * question.replicas
+    gets = traffic.gets * intervals * question.replicas
+    egress = traffic.bytes_down * intervals * question.replicas
+    prices = question.prices
+    return Plan(
+        sync_every=sync_every,
+        fragments=fragments,
+        delay=delay,
+        mix=MIX if delay else 0.0,
+        wire=wire,
+        checkpoint_every=checkpoint_every,
+        utilisation=share,
+        round_seconds=each,
+        traffic=traffic,
+        intervals_per_day=intervals,
+        less_communication=_synchronous_bytes(question, sync_every) / sum(bytes_of_round(size, question.replicas)),
+        bytes_per_day=(traffic.bytes_up + traffic.bytes_down) * intervals * question.replicas,
+        requests_per_day=puts + gets,
+        request_dollars_per_day=puts / 1000 * prices.per_1000_puts + gets / 1000 * prices.per_1000_gets,
+        egress_dollars_per_day=egress / 1e9 * prices.per_gb_egress,
+        reaches_goal=share >= question.goal and keeps_up,
+    )
+
+
+def _synchronous_bytes(question: Question, steps: int) -> float:
+    """What a replica sends and receives with a ring all-reduce of its gradients, in fp32, at each of the steps."""
+    size = question.params * WIRE_BYTES["fp32"]
+    return steps * 4 * size * (question.replicas - 1) / question.replicas or steps * size
+
+
+def _traffic(question: Question, size: float, state: float, fragments: int) -> Traffic:
+    """`state`: bytes of the agreed state in each interval."""
+    others = question.replicas - 1
+    up, down = bytes_of_round(size, question.replicas)
+    pieces = math.ceil(size / fragments / question.replicas / PIECE_BYTES)
+    waiting = round_seconds(question, size / fragments)
+    return Traffic(
+        bytes_up=up + state,
+        bytes_down=down,
+        puts=fragments * (4 + 1 / question.replicas),
+        gets=fragments * 2 * others * (1 + pieces),
+        lists=fragments * (GROWING_PAUSES + waiting / PAUSE),
+    )

@@ -1,0 +1,45 @@
+"""What a round needs of an object store."""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from basilica.diloco.effects import Found, Range
+
+
+class ObjectStore(Protocol):
+    """Objects appear whole or not at all, and a create has exactly one winner. Methods may be called from any thread.
+
+    Keys are relative paths. What cannot be done raises `OSError` or the store's own error; it never answers wrongly.
+    """
+
+    first_pause: float
+    longest_pause: float
+    """Between two looks at the store, in seconds: the less a look costs, the shorter."""
+    piece_bytes: int
+    """How much is read at a time."""
+    parallel: int
+    """How many reads are worth having under way at once; 1 if they are as fast one by one."""
+
+    def put(self, key: str, size: int, buffers: Iterable[memoryview]) -> None:
+        """Write an object, whatever is there."""
+        ...
+
+    def put_if_absent(self, key: str, size: int, buffers: Iterable[memoryview]) -> bool:
+        """Write an object unless there is one. True: it is ours that stands."""
+        ...
+
+    def read(self, range: Range) -> memoryview | None:
+        """Bytes of an object, fewer where it ends sooner; None if there is no such object."""
+        ...
+
+    def list(self, prefix: str, after: str = "") -> tuple[Found, ...]:
+        """All objects whose key begins with the prefix and comes behind `after`, in order."""
+        ...
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Remove objects; what is gone already is fine."""
+        ...
+
+    def wait_for_change(self, prefix: str, seconds: float) -> None:
+        """Let time pass; return sooner if something changed under the prefix and this store can tell."""
+        ...

@@ -1,0 +1,163 @@
+"""DiLoCo for torch: three lines around an ordinary training loop.
+
+    allreduce = ObjectStoreAllReduce("s3://bucket/run-7", rank, world_size)
+    diloco = DiLoCo(model, optimizer, allreduce, sync_every=100)
+    for inputs, targets in batches:
+        loss = criterion(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        diloco.step(samples=len(inputs))
+
+The inner loop runs wherever the model is. What was agreed on and the outer optimizer are kept in the memory of the host
+and computed there, so that all replicas get the same bits whatever accelerator they have.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed
+from torch import nn
+from torch.distributed import ProcessGroup
+from torch.distributed.tensor import DTensor
+
+from basilica.diloco.allreduce import ObjectStoreAllReduce
+from basilica.diloco.fragments import Options, Team
+from basilica.diloco.outer import Array, OuterSGD
+from basilica.diloco.replica import Replica
+from basilica.diloco.trainer import Face
+
+
+class DiLoCo(Face):
+    """`sync_every` (H) inner steps, then a mean over all replicas and an outer step; see the module for the loop.
+
+    `fragments`: synchronize the model in so many parts, one after the other, evenly over the `sync_every` steps.
+    `delay`: inner steps between giving a part and applying the result; the round runs meanwhile. 0 waits for it.
+    `mix`: how much of what this replica learned during the delay is kept when the result is applied.
+    `checkpoint_every`: after how many rounds the agreed state is written to the bucket; 0: never.
+    `group`: the processes of this replica, where there are several (DDP, FSDP). With DDP the first of them talks to the
+    store, and `allreduce` is None in the others. With FSDP each synchronizes its own shard.
+
+    Making one joins the run: the parameters become those of rank 0, or the last that were agreed on if it has begun
+    already; `step_count` says where it stands.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inner_optimizer: torch.optim.Optimizer,
+        allreduce: ObjectStoreAllReduce | None,
+        sync_every: int,
+        *,
+        outer_lr: float = 0.7,
+        outer_momentum: float = 0.9,
+        nesterov: bool = True,
+        fragments: int = 1,
+        delay: int = 0,
+        mix: float = 0.0,
+        checkpoint_every: int = 1,
+        group: ProcessGroup | None = None,
+    ) -> None:
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if not parameters:
+            raise ValueError("the model has no parameter that requires a gradient")
+        sharded = any(isinstance(parameter, DTensor) for parameter in parameters)
+        member = torch.distributed.get_rank(group) if group is not None else 0
+        options = Options(
+            sync_every=sync_every,
+            outer=OuterSGD(outer_lr, outer_momentum, nesterov),
+            fragments=fragments,
+            delay=delay,
+            mix=mix,
+            checkpoint_every=checkpoint_every,
+            part=f"-shard-{member}" if sharded else "",
+        )
+        team: Team | None = None if group is None or sharded else ProcessTeam(group)
+        self._inner = inner_optimizer
+        self._replica = Replica(TensorValues(parameters), allreduce, options, team=team)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint, beside the model's: inner optimizer, outer optimizer, round, step, and the all-reduce's."""
+        return {"inner": self._inner.state_dict(), "outer": _each(self._replica.state_dict(), np.ndarray, _tensor)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint, after the model has loaded its own.
+
+        Where the bucket has gone further meanwhile it counts: then only the inner optimizer's state is taken.
+        """
+        self._inner.load_state_dict(state["inner"])
+        self._replica.load_state_dict(_each(state["outer"], torch.Tensor, lambda tensor: tensor.numpy()))
+
+
+class TensorValues:
+    """The parameters of a module; of one that is sharded, those that are here."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = list(parameters)
+        self.sizes = [_local(parameter).nbytes for parameter in parameters]
+
+    def read(self, index: int) -> Array:
+        tensor = _local(self._parameters[index])
+        wide = torch.float32 if tensor.dtype.itemsize < 4 else tensor.dtype
+        copy = torch.empty(tensor.shape, dtype=wide, device="cpu")
+        array: Array = copy.copy_(tensor).numpy()
+        return array
+
+    def write(self, index: int, value: Array) -> None:
+        _local(self._parameters[index]).copy_(torch.from_numpy(value))
+
+    def seen(self, index: int, agreed: Array) -> Array:
+        own = self._parameters[index].dtype
+        given = torch.from_numpy(agreed)
+        if given.dtype == own:
+            return agreed
+        rounded: Array = given.to(own).to(given.dtype).numpy()
+        return rounded
+
+
+class ProcessTeam:
+    """The processes of a replica that hold the same parameters, as with DDP."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group = group
+        self._source = torch.distributed.get_global_rank(group, 0)
+        self.leads = torch.distributed.get_rank(group) == 0
+        # NCCL moves only what lies on its device; every other backend takes what lies on the host.
+        nccl = "nccl" in torch.distributed.get_backend(group)
+        self._device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+
+    def tell(self, words: Sequence[int]) -> list[int]:
+        tensor = torch.tensor(list(words), dtype=torch.int64, device=self._device)
+        torch.distributed.broadcast(tensor, self._source, group=self._group)
+        return [int(word) for word in tensor.tolist()]
+
+    def share(self, arrays: Sequence[Array]) -> None:
+        for array in arrays:
+            here = torch.from_numpy(array)
+            there = here.to(self._device)
+            torch.distributed.broadcast(there, self._source, group=self._group)
+            here.copy_(there)
+
+
+def _local(parameter: torch.Tensor) -> torch.Tensor:
+    """The numbers of a parameter that are in this process, detached: writing to them changes the parameter."""
+    tensor = parameter.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _tensor(array: Array) -> torch.Tensor:
+    """A copy: a checkpoint does not change while it is written."""
+    return torch.from_numpy(np.array(array))
+
+
+def _each(thing: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """The same structure with everything of one kind changed, so that it can be kept by `torch.save` and back."""
+    if isinstance(thing, kind):
+        return change(thing)
+    if isinstance(thing, Mapping):
+        return {name: _each(value, kind, change) for name, value in thing.items()}
+    if isinstance(thing, list | tuple):
+        return [_each(value, kind, change) for value in thing]
+    return thing

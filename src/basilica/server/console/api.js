@@ -1,0 +1,50 @@
+// Asking the server. The session's cookie goes along by itself; no script can read it.
+
+const OURS = { "X-Basilica-Console": "1" }; // without it the server changes nothing for a browser
+
+/** What the server refused, in its own words; `status` 0 if it did not answer. */
+export class Refused extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+export const pathOf = (name) => `deployments/${encodeURIComponent(name)}`;
+
+/** A request whose answer has begun. */
+export async function open(path, { method = "GET", headers = {}, body, signal } = {}) {
+  let answer;
+  try {
+    answer = await fetch(path, {
+      method,
+      headers: { ...OURS, ...headers },
+      body: body === undefined ? undefined : JSON.stringify(body),
+      signal,
+      cache: "no-store",
+    });
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    throw new Refused(0, "the server does not answer");
+  }
+  if (answer.ok) return answer;
+  let message = `the server answered ${answer.status}`;
+  try {
+    message = (await answer.json()).error.message;
+  } catch {
+    // Not one of ours, a proxy's perhaps: the status says what there is to say.
+  }
+  throw new Refused(answer.status, message);
+}
+
+export async function get(path, options = {}) {
+  return (await open(path, options)).json();
+}
+
+export async function post(path, body = {}) {
+  return (await open(path, { method: "POST", body })).json();
+}
+
+export async function remove(path) {
+  return (await open(path, { method: "DELETE" })).json();
+}

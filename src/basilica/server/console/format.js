@@ -1,0 +1,84 @@
+// How things read: durations, numbers, and text that others wrote.
+
+// Marks that reorder text on the screen, so that it reads as something else than it is; controls do nothing good either.
+// eslint-disable-next-line no-control-regex
+const ACTING = /[\u0000-\u0008\u000a-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]/gu;
+// eslint-disable-next-line no-control-regex
+const COLOUR = /\u001b\[[0-9;:]*m/g;
+const LONGEST = 4000;
+
+/** Foreign text in which nothing acts: control characters are shown as escapes. */
+export function clean(text) {
+  return String(text ?? "").replace(ACTING, (c) => "\\u" + c.codePointAt(0).toString(16).padStart(4, "0"));
+}
+
+/** A log line: colours dropped, what a carriage return overwrote left out, and cut where nobody reads on. */
+export function logLine(text) {
+  let shown = text;
+  if (text.includes("\r")) shown = text.split("\r").filter(Boolean).at(-1) ?? "";
+  shown = clean(shown.replace(COLOUR, ""));
+  if (shown.length <= LONGEST) return shown;
+  return `${shown.slice(0, LONGEST)} … (${shown.length - LONGEST} more characters are in the download)`;
+}
+
+/** Several lines: tracebacks and stacks. */
+export function cleanLines(text) {
+  return String(text ?? "").split("\n").map(logLine).join("\n");
+}
+
+/** `0.4s`, `42s`, `3m12s`, `2h05m`, `3d4h`. */
+export function duration(seconds) {
+  if (!(seconds > 0)) return "0s";
+  if (seconds < 10) return `${seconds.toFixed(1).replace(/\.0$/, "")}s`;
+  const whole = Math.floor(seconds);
+  const two = (n) => String(n).padStart(2, "0");
+  if (whole < 60) return `${whole}s`;
+  if (whole < 3600) return `${Math.floor(whole / 60)}m${two(whole % 60)}s`;
+  if (whole < 86400) return `${Math.floor(whole / 3600)}h${two(Math.floor((whole % 3600) / 60))}m`;
+  return `${Math.floor(whole / 86400)}d${Math.floor((whole % 86400) / 3600)}h`;
+}
+
+/** Whole seconds, as an age that is looked at again and again should be. */
+export function age(then, now) {
+  return duration(Math.max(0, Math.floor((now - then) / 1000)));
+}
+
+export function gpuHours(gpuSeconds) {
+  const hours = gpuSeconds / 3600;
+  if (hours === 0) return "–";
+  return hours < 0.1 ? "<0.1" : hours < 100 ? hours.toFixed(1) : Math.round(hours).toLocaleString("en");
+}
+
+/** A number in about four digits. */
+export function number(value) {
+  if (typeof value === "string") return value; // "NaN", "Infinity", "-Infinity"
+  if (!Number.isFinite(value)) return "–";
+  const size = Math.abs(value);
+  if (size !== 0 && (size < 0.001 || size >= 1e6)) return value.toExponential(2).replace(/\.?0+e/, "e");
+  if (Number.isInteger(value)) return String(value);
+  return String(Number(value.toPrecision(4)));
+}
+
+export function bytes(count) {
+  const units = ["B", "KiB", "MiB", "GiB"];
+  let unit = 0;
+  while (count >= 1024 && unit < units.length - 1) {
+    count /= 1024;
+    unit += 1;
+  }
+  return `${Number(count.toPrecision(3))} ${units[unit]}`;
+}
+
+const CLOCK = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const DAY = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
+
+/** The time of day, here; with the day where that is another. */
+export function clock(moment, now) {
+  const then = new Date(moment);
+  const time = CLOCK.format(then);
+  return then.toDateString() === new Date(now).toDateString() ? time : `${DAY.format(then)} ${time}`;
+}
+
+export function plural(count, word) {
+  return `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
+}

@@ -1,0 +1,208 @@
+// The page of one run: what it is, how it goes, what went wrong; its logs are a second tab.
+
+import { Refused, get, pathOf } from "./api.js";
+import { actions } from "./actions.js";
+import { bench } from "./bench.js";
+import { culpritCard, stallCard } from "./cards.js";
+import { announce, el, setAttribute, setText } from "./dom.js";
+import { age, clean, gpuHours } from "./format.js";
+import { openLogs } from "./logs.js";
+import { metrics } from "./metrics.js";
+import { phaseBadge, section, worldBar } from "./parts.js";
+import { rankGrid } from "./ranks.js";
+import { events } from "./stream.js";
+import { eventList, timeline } from "./timeline.js";
+import { isEnded } from "./words.js";
+
+const EVENTS_SHOWN = 300;
+
+export function openRun(main, app, name, tab, query) {
+  app.title(name);
+  const head = header(app, name, tab);
+  const body = el("div", { class: "run-body" });
+  main.replaceChildren(el("div", { class: "page run", "data-tab": tab }, head.element, body));
+  let run = null;
+  const view = tab === "logs" ? openLogs(body, main, app, name, query) : openSections(body, app, name);
+  let phase = null;
+
+  function take(next) {
+    run = next;
+    head.update(run);
+    view.update(run);
+    if (phase !== null && phase !== run.phase) announce(`${run.friendlyName} is ${run.phase}`);
+    phase = run.phase;
+    performance.mark("usable");
+  }
+
+  const stream = events(`${pathOf(name)}/watch?reported_since=0`, {
+    event: (kind, data) => {
+      if (kind === "status") take(data);
+      if (kind === "deleted") head.gone("This run has been deleted.");
+      return kind !== "status";
+    },
+    state: (state, problem, pause) => {
+      if (state === "refused" && problem.status === 404) head.gone(`There is no run called ${clean(name)}.`);
+      app.linkState(state, problem, pause);
+    },
+  });
+  const clock = setInterval(() => run && head.tick(run), 1000);
+  const keys = app.keys({
+    l: ["logs", () => app.go(`#/run/${encodeURIComponent(name)}/logs`)],
+    r: ["the run", () => app.go(`#/run/${encodeURIComponent(name)}`)],
+    Escape: ["all runs", () => app.go("#/")],
+  });
+  return () => {
+    stream.stop();
+    clearInterval(clock);
+    keys();
+    view.close();
+  };
+}
+
+// ---- the head, which both tabs have --------------------------------------------------------------------------------
+
+function header(app, name, tab) {
+  const title = el("h1", {}, clean(name));
+  const instance = el("span", { class: "dim mono" });
+  const phase = phaseBadge();
+  const why = el("p", { class: "why" });
+  const act = actions(app, name);
+  const link = (to, label) =>
+    el(
+      "a",
+      { href: `#/run/${encodeURIComponent(name)}${to ? `/${to}` : ""}`, "aria-current": (to || "run") === tab && "page" },
+      label,
+    );
+  const tabs = el("nav", { class: "tabs", "aria-label": "This run" }, link("", "Run"), link("logs", "Logs"));
+  const world = worldBar();
+  const facts = { restarts: fact("Restarts"), gpu: fact("GPU-hours"), lasted: fact("Age") };
+  const stats = el(
+    "dl",
+    { class: "facts" },
+    el("div", {}, el("dt", {}, "World"), el("dd", {}, world)),
+    ...Object.values(facts).map((f) => f.element),
+  );
+  const element = el(
+    "div",
+    { class: "run-head" },
+    el("div", { class: "run-title" }, title, phase, instance, act.element),
+    why,
+    stats,
+    act.said,
+    tabs,
+  );
+
+  function tick(run) {
+    const ended = isEnded(run.phase);
+    const milestone = run.distributed.milestones.find((m) => m.name === run.phase);
+    const end = ended && milestone ? Date.parse(milestone.timestamp) : app.now();
+    facts.lasted.update(ended ? "Took" : "Age", age(Date.parse(run.createdAt), end));
+  }
+
+  return {
+    element,
+    tick,
+    update(run) {
+      const d = run.distributed;
+      app.title(clean(run.friendlyName));
+      app.crumb(el("span", { class: "dim", "aria-hidden": "true" }, "/"), el("span", {}, clean(run.friendlyName)));
+      setText(title, clean(run.friendlyName));
+      setText(instance, clean(run.instanceName));
+      phase.update(run.phase);
+      const atTarget = run.phase === "ready" && d.worldSize.ready === d.worldSize.target && d.settled === false;
+      const stalled = d.ranks.some((rank) => rank.stalled);
+      const sentence = clean(isEnded(run.phase) ? (run.message ?? d.blockedOn) : d.blockedOn);
+      setText(why, sentence);
+      why.hidden = sentence === "";
+      setAttribute(why, "data-tone", stalled && atTarget ? "warn" : phase.dataset.tone);
+      world.update(d.worldSize);
+      facts.restarts.update("Restarts", String(d.ranks.reduce((sum, rank) => sum + rank.restarts, 0)));
+      facts.gpu.update("GPU-hours", gpuHours(d.usage.gpuSeconds));
+      tick(run);
+      act.update(run);
+    },
+    gone(text) {
+      setText(why, text);
+      why.hidden = false;
+      setAttribute(why, "data-tone", "off");
+      act.gone();
+    },
+  };
+}
+
+function fact(label) {
+  const name = el("dt", {}, label);
+  const value = el("dd", {}, "–");
+  return {
+    element: el("div", {}, name, value),
+    update(label, text) {
+      setText(name, label);
+      setText(value, text);
+    },
+  };
+}
+
+// ---- the first tab -------------------------------------------------------------------------------------------------
+
+function openSections(body, app, name) {
+  const culprit = culpritCard();
+  const stall = stallCard();
+  const mesh = el("p", { class: "why", "data-tone": "warn", hidden: true });
+  const ranks = rankGrid(name);
+  const line = timeline(app);
+  const curves = metrics(name);
+  const link = bench();
+  const list = eventList(app);
+  const happened = section("Events", list.element);
+  body.append(
+    culprit.element,
+    stall.element,
+    mesh,
+    el("div", { class: "two" }, ranks.element, line.element),
+    curves.element,
+    link.element,
+    happened,
+  );
+  let version = -1;
+  let asking = null;
+
+  /** Events come with a request of their own, after a state that is newer; while one is under way the next waits. */
+  async function askEvents(run) {
+    if (run.version === version || asking) return;
+    asking = new AbortController();
+    try {
+      const answer = await get(`${pathOf(name)}/events?limit=${EVENTS_SHOWN}`, { signal: asking.signal });
+      version = run.version;
+      line.events(answer.events);
+      list.update(answer.events);
+    } catch (error) {
+      if (!(error instanceof Refused)) return; // the page was left
+    } finally {
+      asking = null;
+    }
+    if (latest.version !== version) setTimeout(() => askEvents(latest), 300);
+  }
+
+  let latest = null;
+  return {
+    update(run) {
+      latest = run;
+      const d = run.distributed;
+      culprit.update(run);
+      stall.update(run);
+      const degraded = d.conditions.find((c) => c.type === "DegradedMesh" && c.status === "True");
+      mesh.hidden = !degraded;
+      if (degraded) setText(mesh, `Degraded mesh: ${clean(degraded.message)}`);
+      ranks.update(d.ranks, d.rankExits, d.culprit);
+      line.update(run);
+      curves.update(run);
+      link.update(d.bench);
+      askEvents(run);
+    },
+    close() {
+      asking?.abort();
+      curves.close();
+      line.close();
+    },
+  };
+}

@@ -1,0 +1,81 @@
+"""All runs of a user as they change, as server-sent events: states, not differences. It costs nothing while nothing
+changes."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from basilica.core.deployment import Deployment
+from basilica.core.errors import DeploymentNotFound
+from basilica.core.names import namespace_of
+from basilica.server.control import ControlPlane
+from basilica.server.streams import KEEP_ALIVE_SECONDS, cancel
+from basilica.wire.console import RunChanges, RunRow, render_row
+
+BATCH = 200
+PACE_SECONDS = 0.1  # however fast runs change; what changes meanwhile is told once
+
+
+async def watch_all(plane: ControlPlane, user: str, since: int, closing: asyncio.Event) -> AsyncIterator[bytes]:
+    """What changed after version `since`, with the names of all that there are; then every change.
+
+    An event has an id, from which a reader can go on, only when it tells all that has changed up to that version.
+    """
+    names = plane.store.changes()  # first, so that nothing falls between the list and the changes
+    step = asyncio.ensure_future(anext(names, None))
+    ending = asyncio.ensure_future(closing.wait())
+    try:
+        found = await plane.deployments(user)
+        mine = {d.instance for d in found}
+        newer = sorted((d for d in found if d.version > since), key=lambda d: d.version)
+        version = max([since, *(d.version for d in newer)])
+        everyone: list[str] | None = sorted(mine)
+        for start in range(0, max(len(newer), 1), BATCH):
+            rows = [await _row(plane, d) for d in newer[start : start + BATCH]]
+            complete = start + BATCH >= len(newer) and not step.done()
+            yield _event(RunChanges(runs=rows, deleted=[], all=everyone), version if complete else None)
+            everyone = None
+        while True:
+            either: set[asyncio.Future[object]] = {step, ending}  # type: ignore[arg-type]
+            await asyncio.wait(either, timeout=KEEP_ALIVE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if ending.done():
+                return
+            if not step.done():
+                yield b": still here\n\n"
+                continue
+            changed: list[str] = []
+            while step.done() and len(changed) < BATCH:
+                name = step.result()
+                if name is None:  # the store is closed
+                    return
+                changed.append(name)
+                step = asyncio.ensure_future(anext(names, None))
+                await asyncio.sleep(0)  # lets it find what is there already
+            rows, deleted = [], []
+            for name in changed:
+                try:
+                    deployment = await plane.store.get(name)
+                except DeploymentNotFound:
+                    if name in mine:  # else it was never this user's to know of
+                        mine.discard(name)
+                        deleted.append(name)
+                    continue
+                if deployment.namespace == namespace_of(user):
+                    mine.add(name)
+                    version = max(version, deployment.version)
+                    rows.append(await _row(plane, deployment))
+            if rows or deleted:
+                yield _event(RunChanges(runs=rows, deleted=deleted), None if step.done() else version)
+                await asyncio.sleep(PACE_SECONDS)
+    finally:
+        await cancel(step, ending)
+        await names.aclose()
+
+
+async def _row(plane: ControlPlane, deployment: Deployment) -> RunRow:
+    last = await plane.store.events(deployment.instance, limit=1)
+    return render_row(deployment, last[0] if last else None, plane.clock.now())
+
+
+def _event(changes: RunChanges, version: int | None) -> bytes:
+    id_line = b"" if version is None else b"id: %d\n" % version
+    return b"event: runs\n%sdata: %s\n\n" % (id_line, changes.to_json())

@@ -1,0 +1,54 @@
+"""What the console in the browser asks for beyond what every client does."""
+
+from basilica.core import metering
+from basilica.core.deployment import Deployment
+from basilica.core.events import RecordedEvent
+from basilica.core.why import why
+from basilica.wire import responses as out
+from basilica.wire.base import Outgoing
+from basilica.wire.render import render_event, render_summary
+
+
+class LoginLink(Outgoing):
+    """`path` is to be opened in a browser, on this server: it logs in once, until then."""
+
+    path: str
+    expires_at: str
+
+
+class BrowserSession(Outgoing):
+    """Who is logged in; `now` is the server's clock, by which ages are told."""
+
+    user: str
+    version: str
+    now: str
+
+
+class LoggedOut(Outgoing):
+    logged_out: bool
+
+
+class RunRow(out.DeploymentSummary):
+    """A run as a row of the overview."""
+
+    usage: out.UsageView
+    blocked_on: str
+    last_event: out.EventView | None = None
+
+
+class RunChanges(Outgoing):
+    """Runs as they are now, and those that are no more. `all`: every run that there is, at the beginning."""
+
+    runs: list[RunRow]
+    deleted: list[str]
+    all: list[str] | None = None
+
+
+def render_row(deployment: Deployment, last: RecordedEvent | None, now: float) -> RunRow:
+    usage = metering.total(deployment.status)
+    return RunRow(
+        **dict(render_summary(deployment)),
+        usage=out.UsageView(rank_seconds=usage.rank_seconds, gpu_seconds=usage.gpu_seconds),
+        blocked_on=why(deployment.spec, deployment.status, now),
+        last_event=None if last is None else render_event(last),
+    )

@@ -1,0 +1,107 @@
+"""Runs worth looking at: one that trains, one that failed, one that has stalled. For tests and for pictures."""
+
+import math
+import time
+from collections.abc import Callable
+
+from basilica.core.phase import BenchPhase
+from basilica.core.seen import BenchPoint, BenchResult, Ended, SeenBench, Stalled
+from tests.console.stage import Stage
+
+TRACEBACK = """Traceback (most recent call last):
+  File "/work/llama/train.py", line 214, in <module>
+    main()
+  File "/work/llama/train.py", line 187, in main
+    loss = step(model, batch)
+  File "/work/llama/train.py", line 93, in step
+    logits = model(batch.tokens)
+RuntimeError: CUDA error: an illegal memory access was encountered"""
+LAST_LINES = ("step 411 loss 1.7702", "step 412 loss 1.7644", *TRACEBACK.splitlines())
+
+
+def training(
+    stage: Stage,
+    name: str = "llama-8b",
+    *,
+    ranks: int = 16,
+    steps: int = 60,
+    clock: Callable[[float], None] = lambda _: None,
+) -> str:
+    """A run that reports a loss, a learning rate and a gradient norm, was resized, and lost a rank on the way.
+
+    `clock` is told how many seconds ago each part of it happens.
+    """
+    clock(3000)
+    instance = stage.deploy(name, target=ranks - 4, min=4, max=ranks + 8, restarts=3, bench=True)
+    stage.call(stage.actors.measured, instance, bench_result())
+    stage.do(stage.world.until(instance, lambda d: d.status.bench is not None and d.status.bench.result is not None))
+    clock(2100)
+    stage.do(stage.world.plane.scale("ann", instance, ranks))
+    stage.do(stage.world.until(instance, lambda d: d.status.ready == ranks))
+    clock(900)
+    stage.call(stage.actors.exit, instance, 5, 137, "OOMKilled")
+    stage.do(stage.world.until(instance, lambda d: any(r.restarts for r in d.status.ranks)))
+    clock(840)
+    stage.do(stage.world.until(instance, lambda d: d.status.ready == ranks))
+    clock(0)
+    for step in range(steps):
+        for rank in range(ranks):
+            noise = math.sin(step * 1.7 + rank * 2.3) * 0.06
+            stage.call(
+                stage.actors.report,
+                instance,
+                rank,
+                step * 10,
+                loss=2.2 * math.exp(-step / 25) + 0.6 + noise,
+                lr=3e-4 * min(1.0, step / 10) * (1 - step / 120),
+                grad_norm=1.0 + 0.4 * math.cos(step / 6 + rank) + noise,
+            )
+    return instance
+
+
+def failed(stage: Stage, name: str = "mistral-ft", *, ranks: int = 8) -> str:
+    instance = stage.deploy(name, target=ranks, min=ranks, max=ranks)
+    now = time.time()
+    ended = Ended(
+        exit_code=1, reason="Error", finished_at=now, log_tail=LAST_LINES, traceback=TRACEBACK
+    )
+    stage.fail(instance, 3, ended)
+    stage.do(stage.world.settled(instance))
+    return instance
+
+
+def stalled(stage: Stage, name: str = "vit-sweep", *, ranks: int = 4) -> str:
+    instance = stage.deploy(name, target=ranks)
+    stack = 'Thread 0x7f (main): "MainThread"\n  all_reduce (torch/distributed/distributed_c10d.py:2825)\n  step (train.py:93)'
+    told = Stalled(since=time.time() - 40, usual_step_seconds=0.4, where="all_reduce (distributed_c10d.py:2825)", stack=stack)
+    stage.call(stage.actors.stall, instance, 2, told)
+    stage.do(stage.world.until(instance, lambda d: d.status.ranks[2].stalled is not None))
+    return instance
+
+
+def bench_result() -> SeenBench:
+    sizes = [1 << n for n in range(12, 29, 2)]
+    sweep = tuple(
+        BenchPoint(
+            size_bytes=size,
+            algbw_gbps=90 * size / (size + 3e6),
+            busbw_gbps=90 * size / (size + 3e6),
+            latency_us=18 + size / 90e3,
+            repeats=20,
+        )
+        for size in sizes
+    )
+    result = BenchResult(
+        measured_at=time.time(),
+        probe_node_a="node-0",
+        probe_node_b="node-1",
+        busbw_gbps_p10=84.1,
+        busbw_gbps_p50=88.9,
+        busbw_gbps_p90=90.2,
+        algbw_gbps_p50=88.9,
+        latency_us_at_1mib=29.7,
+        size_bytes_swept=tuple(sizes),
+        method="nccl",
+        sweep=sweep,
+    )
+    return SeenBench(phase=BenchPhase.SUCCEEDED, result=result)
