@@ -22,11 +22,12 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 demo: setup
-	$(BIN)/python examples/gang.py
+	$(BIN)/python examples/diloco_demo.py --curve build/loss.svg
 
-# The real etcd that ours is compared with, and what makes network namespaces: Debian's.
+# The real etcd that ours is compared with, what makes network namespaces, and the browser of the console: Debian's.
 system:
-	(command -v etcd && command -v tc) >/dev/null || (apt-get update -q && apt-get install -y -q etcd-server iproute2)
+	(command -v etcd && command -v tc && command -v chromium) >/dev/null || \
+		(apt-get update -q && apt-get install -y -q etcd-server iproute2 chromium)
 
 test: setup lint types system $(OFFICIAL)
 	$(BIN)/python -m pytest -m "not chaos"

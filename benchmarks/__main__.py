@@ -7,7 +7,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks import elastic, gang, idle, mesh, report, throughput, wait, wakeup
+from benchmarks import diloco, elastic, gang, idle, mesh, report, throughput, wait, wakeup
 from benchmarks.harness import Figure
 
 ALL = {
@@ -18,6 +18,7 @@ ALL = {
     "idle": idle,
     "report": report,
     "elastic": elastic,
+    "diloco": diloco,
     "mesh": mesh,
 }
 

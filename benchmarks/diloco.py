@@ -1,38 +1,46 @@
 """A round of the all-reduce through an object store, beside gloo's between the same processes in the same run."""
 
+import logging
 import multiprocessing
 import os
 import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from basilica.diloco.allreduce import ObjectStoreAllReduce
+from basilica.diloco.allreduce import ObjectStoreAllReduce, RoundStats
 from benchmarks.harness import Figure, median
 
 MIB = 1 << 20
 CASES = ((2, 64), (4, 64), (8, 64), (2, 256))
 WIRES = (None, "int8", "int4")
-ROUNDS = 9
+ROUNDS = 5
 WARM_UP = 2
 S3_CASE = (4, 8)
 S3_KEYS = {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench", "AWS_REGION": "us-east-1"}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Seen:
-    """What one replica measured, by wire: seconds of each round, and the traffic and memory of the last."""
+    """What one replica measured, by way: the seconds of each round and those of its processor, and what one cost."""
 
-    seconds: dict[str, list[float]]
-    up: dict[str, float]
-    down: dict[str, float]
-    requests: dict[str, dict[str, int]]
-    grown: dict[str, float]
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    cpu: dict[str, list[float]] = field(default_factory=dict)
+    grown: dict[str, float] = field(default_factory=dict)
+    stats: dict[str, RoundStats] = field(default_factory=dict)
+
+    def measure(self, way: str, reduce: Callable[[], object]) -> None:
+        began, used = time.perf_counter(), time.process_time()
+        reduce()
+        self.seconds.setdefault(way, []).append(time.perf_counter() - began)
+        self.cpu.setdefault(way, []).append(time.process_time() - used)
 
 
 def run() -> Iterator[Figure]:
@@ -48,26 +56,28 @@ def _memory() -> str | None:
 
 
 def _figures(case: str, seen: list[Seen]) -> Iterator[Figure]:
-    gloo = _time(seen, "gloo") if "gloo" in seen[0].seconds else None
-    if gloo is not None:
-        yield Figure(f"{case}, gloo", gloo * 1000, "ms")
-    for wire in seen[0].up:
-        what = f"{case}, {wire}"
-        ours = _time(seen, wire)
-        exact = wire == "fp32"
-        yield Figure(f"{what}: a round", ours * 1000, "ms")
-        if gloo is not None:
-            yield Figure(f"{what}: against gloo", ours / gloo, "times", "< 2" if exact else "")
-        yield Figure(f"{what}: up", max(s.up[wire] for s in seen), "x size", "<= 1.1" if exact else "")
-        yield Figure(f"{what}: down", max(s.down[wire] for s in seen), "x size", "<= 2.1" if exact else "")
-        yield Figure(f"{what}: memory beyond arrays and mean", max(s.grown[wire] for s in seen), "MiB")
+    times = {way: _slowest([s.seconds[way] for s in seen]) for way in seen[0].seconds}
+    cpu = {way: median([value for s in seen for value in s.cpu[way]]) for way in seen[0].cpu}
+    for way, seconds in times.items():
+        yield Figure(f"{case}, {way}: a round", seconds * 1000, "ms")
+        yield Figure(f"{case}, {way}: processor time of a replica", cpu[way] * 1000, "ms")
+    for way in seen[0].stats:
+        exact = way == "fp32"
+        what, all_stats = f"{case}, {way}", [s.stats[way] for s in seen]
+        if "gloo" in times:
+            yield Figure(f"{what}: against gloo", times[way] / times["gloo"], "times", "< 2" if exact else "")
+            yield Figure(f"{what}: processor time against gloo", cpu[way] / cpu["gloo"], "times")
+        up, down = (max(getattr(s, name) / s.array_bytes for s in all_stats) for name in ("bytes_up", "bytes_down"))
+        yield Figure(f"{what}: up", up, "x size", "<= 1.1" if exact else "")
+        yield Figure(f"{what}: down", down, "x size", "<= 2.1" if exact else "")
+        yield Figure(f"{what}: memory beyond arrays and mean", max(s.grown[way] for s in seen), "MiB")
         for kind in ("put", "get", "list"):
-            yield Figure(f"{what}: {kind}", max(s.requests[wire].get(kind, 0) for s in seen), "requests")
+            yield Figure(f"{what}: {kind}", max(s.requests.get(kind, 0) for s in all_stats), "requests")
 
 
-def _time(seen: list[Seen], wire: str) -> float:
+def _slowest(replicas: list[list[float]]) -> float:
     """The median over rounds; a round takes as long as its slowest replica."""
-    return median([max(rounds) for rounds in zip(*(s.seconds[wire] for s in seen), strict=True)])
+    return median([max(rounds) for rounds in zip(*replicas, strict=True)])
 
 
 def _replicas(uri: str, world: int, size: int, wires: tuple[str | None, ...], port: int | None = None) -> list[Seen]:
@@ -86,44 +96,42 @@ def _replicas(uri: str, world: int, size: int, wires: tuple[str | None, ...], po
 
 
 def _replica(rank: int, *shared: Any) -> None:
+    """The ways take turns, so that whatever else the machine does meanwhile, it does to all of them."""
     uri, world, size, wires, port, barrier, answers = shared
     mine = np.random.default_rng(rank).standard_normal(size * MIB // 4, dtype=np.float32)
-    mean = np.zeros_like(mine)
-    seconds, grown = _measure(lambda **how: ObjectStoreAllReduce(uri, rank, world, **how), wires, (mine, mean), barrier)
-    history = {wire: stats for wire, (_, stats) in seconds.items()}
-    times = {wire: rounds for wire, (rounds, _) in seconds.items()}
-    if port is not None:
-        times["gloo"] = _gloo(rank, world, port, mine, barrier)
-    answers.put(
-        Seen(
-            times,
-            {wire: stats.bytes_up / mine.nbytes for wire, stats in history.items()},
-            {wire: stats.bytes_down / mine.nbytes for wire, stats in history.items()},
-            {wire: dict(stats.requests) for wire, stats in history.items()},
-            grown,
-        )
-    )
-
-
-def _measure(
-    join: Callable[..., ObjectStoreAllReduce], wires: tuple[str | None, ...], arrays: tuple[Any, Any], barrier: Any
-) -> tuple[dict[str, Any], dict[str, float]]:
-    """By wire: the seconds of each round with the last one's statistics, and by how much the process grew."""
-    measured: dict[str, Any] = {}
-    grown: dict[str, float] = {}
-    for wire in wires:
-        name = wire or "fp32"
-        with join(run_id=name, wire=wire, retain=0, timeout=120) as allreduce:
+    mean, seen = np.zeros_like(mine), Seen()
+    ways: dict[str, Callable[[], object]] = {}
+    with ExitStack() as opened:
+        for wire in wires:
+            how = {"run_id": wire or "fp32", "wire": wire, "retain": 0, "timeout": 120}
+            allreduce = opened.enter_context(ObjectStoreAllReduce(uri, rank, world, **how))
+            ways[allreduce.run_id] = partial(allreduce.allreduce, [mine], out=[mean])
             before = _forget_peak()
-            rounds = []
-            for _ in range(WARM_UP + ROUNDS):
+            for _ in range(WARM_UP):
+                ways[allreduce.run_id]()
+            seen.grown[allreduce.run_id] = (_status("VmHWM") - before) / 1024
+            seen.stats[allreduce.run_id] = allreduce.history[-1]
+        if port is not None:
+            ways["gloo"] = opened.enter_context(_gloo(rank, world, port, mine.copy()))
+        for _ in range(ROUNDS):
+            for way, reduce in ways.items():
                 barrier.wait()
-                began = time.perf_counter()
-                allreduce.allreduce([arrays[0]], out=[arrays[1]])
-                rounds.append(time.perf_counter() - began)
-            measured[name] = (rounds[WARM_UP:], allreduce.history[-1])
-            grown[name] = (_status("VmHWM") - before) / 1024
-    return measured, grown
+                seen.measure(way, reduce)
+        barrier.wait()
+    answers.put(seen)
+
+
+@contextmanager
+def _gloo(rank: int, world: int, port: int, mine: Any) -> Iterator[Callable[[], object]]:
+    import torch  # noqa: PLC0415  # not before: it is not to be counted as memory of ours
+    from torch import distributed  # noqa: PLC0415
+
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+    tensor = torch.from_numpy(mine)
+    distributed.all_reduce(tensor)
+    yield partial(distributed.all_reduce, tensor)
+    distributed.destroy_process_group()
 
 
 def _forget_peak() -> int:
@@ -137,27 +145,11 @@ def _status(field: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
 
-def _gloo(rank: int, world: int, port: int, mine: Any, barrier: Any) -> list[float]:
-    import torch  # noqa: PLC0415  # not before: it is not to be counted as memory of ours
-    from torch import distributed  # noqa: PLC0415
-
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
-    tensor, rounds = torch.from_numpy(mine), []
-    for _ in range(WARM_UP + ROUNDS):
-        barrier.wait()
-        began = time.perf_counter()
-        distributed.all_reduce(tensor)
-        rounds.append(time.perf_counter() - began)
-    barrier.wait()
-    distributed.destroy_process_group()
-    return rounds[WARM_UP:]
-
-
 def _on_s3() -> Iterator[Figure]:
     import boto3  # noqa: PLC0415
     from moto.server import ThreadedMotoServer  # noqa: PLC0415
 
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # or it tells of every request
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

@@ -7,7 +7,19 @@ import pytest
 pytest.register_assert_rewrite("basilica.testing.executor_contract", "basilica.testing.store_contract")
 
 # Whole processes, terminals, servers and disks: all of it in `make test`, none of it in `make test-fast`.
-SLOW_DIRECTORIES = ("bench", "cli", "console", "e2e", "executors", "kube", "mesh", "rendezvous", "runtime_local", "stores")
+SLOW_DIRECTORIES = (
+    "bench",
+    "cli",
+    "console",
+    "e2e",
+    "executors",
+    "kube",
+    "kube_runtime",
+    "mesh",
+    "rendezvous",
+    "runtime_local",
+    "stores",
+)
 SLOW_MODULES = ("test_embedded.py", "test_archive.py", "test_source.py")
 
 

@@ -33,7 +33,12 @@ def fill(stage: Stage) -> dict[str, str]:
     failed = scenes.failed(stage)
     at(stage, 2500)
     stalled = scenes.stalled(stage)
-    made = {"failed": failed, "stalled": stalled, "big": big, "training": scenes.training(stage, clock=lambda s: at(stage, s))}
+    made = {
+        "failed": failed,
+        "stalled": stalled,
+        "big": big,
+        "training": scenes.training(stage, clock=lambda s: at(stage, s)),
+    }
     at(stage, 0)
     for rank in range(16):
         lines = [f"step {n * 10} loss {2.8 - n * 0.03:.4f} tokens/s 41{n:03}" for n in range(60)]

@@ -32,7 +32,7 @@ def training(
     `clock` is told how many seconds ago each part of it happens.
     """
     clock(3000)
-    instance = stage.deploy(name, target=ranks - 4, min=4, max=ranks + 8, restarts=3, bench=True)
+    instance = stage.deploy(name, target=ranks - 4, min=2, max=ranks + 8, restarts=3, bench=True)
     stage.call(stage.actors.measured, instance, bench_result())
     stage.do(stage.world.until(instance, lambda d: d.status.bench is not None and d.status.bench.result is not None))
     clock(2100)
@@ -62,9 +62,7 @@ def training(
 def failed(stage: Stage, name: str = "mistral-ft", *, ranks: int = 8) -> str:
     instance = stage.deploy(name, target=ranks, min=ranks, max=ranks)
     now = time.time()
-    ended = Ended(
-        exit_code=1, reason="Error", finished_at=now, log_tail=LAST_LINES, traceback=TRACEBACK
-    )
+    ended = Ended(exit_code=1, reason="Error", finished_at=now, log_tail=LAST_LINES, traceback=TRACEBACK)
     stage.fail(instance, 3, ended)
     stage.do(stage.world.settled(instance))
     return instance
@@ -72,8 +70,12 @@ def failed(stage: Stage, name: str = "mistral-ft", *, ranks: int = 8) -> str:
 
 def stalled(stage: Stage, name: str = "vit-sweep", *, ranks: int = 4) -> str:
     instance = stage.deploy(name, target=ranks)
-    stack = 'Thread 0x7f (main): "MainThread"\n  all_reduce (torch/distributed/distributed_c10d.py:2825)\n  step (train.py:93)'
-    told = Stalled(since=time.time() - 40, usual_step_seconds=0.4, where="all_reduce (distributed_c10d.py:2825)", stack=stack)
+    stack = (
+        'Thread 1 (main): "MainThread"\n  all_reduce (torch/distributed/distributed_c10d.py:2825)\n  step (train.py:93)'
+    )
+    told = Stalled(
+        since=time.time() - 40, usual_step_seconds=0.4, where="all_reduce (distributed_c10d.py:2825)", stack=stack
+    )
     stage.call(stage.actors.stall, instance, 2, told)
     stage.do(stage.world.until(instance, lambda d: d.status.ranks[2].stalled is not None))
     return instance

@@ -1,4 +1,4 @@
-"""A control plane behind a real socket, in a thread of its own, with ranks that a test moves; and a browser before it."""
+"""A control plane on a real socket, in a thread of its own, with ranks that a test moves; and a browser before it."""
 
 import asyncio
 import threading
@@ -36,17 +36,16 @@ class Actors(TalkingRuntime):
 
     def __init__(self) -> None:
         super().__init__()
-        self.nodes: dict[str, str] = {}  # by instance; a `{}` in it is the rank's host
+        self.node = "node-{}"
         self.bench: dict[str, SeenBench] = {}
         self.gpus = 0
 
     async def launch(self, run: Run, launches: Sequence[Launch]) -> None:
         await super().launch(run, launches)
         ranks = self._runs[run.instance]
-        node = self.nodes.get(run.instance, "node-{}")
         for key, seen in ranks.items():
             if seen.node == "fake":
-                ranks[key] = replace(seen, node=node.format(key[0] // 8), gpus=self.gpus)
+                ranks[key] = replace(seen, node=self.node.format(key[0] // 8), gpus=self.gpus)
 
     async def observe(self, run: Run) -> Sighting:
         return replace(await super().observe(run), bench=self.bench.get(run.instance))

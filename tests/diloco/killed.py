@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-
 import numpy as np
 
 from basilica.diloco.allreduce import ObjectStoreAllReduce

@@ -22,9 +22,9 @@ def state_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     embedded.shutdown(directory, cancel_runs=True)
 
 
-def run(name: str, state_dir: Path) -> str:
+def run(name: str, state_dir: Path, *arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / name)],
+        [sys.executable, str(ROOT / "examples" / name), *arguments],
         capture_output=True,
         text=True,
         timeout=110,
@@ -87,3 +87,20 @@ def test_executor_hello(state_dir: Path) -> None:
     assert "1 succeeded 2 None" in said
     assert "2 failed None exited with code 1: ValueError: rank 2 has had enough" in said
     assert said.rstrip().endswith("2| ValueError: rank 2 has had enough")
+
+
+def test_diloco_demo(state_dir: Path, tmp_path: Path) -> None:
+    said = run("diloco_demo.py", state_dir, "--curve", str(tmp_path / "loss.svg"))
+    assert "rank 2 was ended by SIGKILL" in said
+    assert "4 of 4 ranks exited 0" in said
+    assert "60 rounds" in said
+    assert (tmp_path / "loss.svg").read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize("executor", ["local", "basilica"])
+def test_diloco_torch(state_dir: Path, executor: str) -> None:
+    tiny = ["--replicas", "2", "--steps", "6", "--sync-every", "3"]
+    said = run("diloco_torch.py", state_dir, "--executor", executor, *tiny)
+    first, second = (line.split() for line in said.splitlines() if " succeeded " in line and line[0].isdigit())
+    assert first[2] == second[2], "both have the same model"
+    assert float(first[2]) < 5

@@ -84,6 +84,16 @@ class Calls:
         answer = self._core.list_namespaced_pod(namespace=namespace, label_selector=selector, _preload_content=False)
         return list(_whole(answer)["items"])
 
+    def list_to_watch(self, namespace: str, job_name: str, *, cached: bool) -> tuple[list[Json], str]:
+        """All pods of the Job and the version to watch from; `cached` is cheap for the server, and may be a bit old."""
+        version = {"resource_version": "0"} if cached else {}
+        selector = selector_of(job_name)
+        answer = self._core.list_namespaced_pod(
+            namespace=namespace, label_selector=selector, _preload_content=False, **version
+        )
+        found = _whole(answer)
+        return list(found["items"]), str(found["metadata"]["resourceVersion"])
+
     def read_log(self, namespace: str, pod: str, n_lines: int) -> str:
         more = {"_preload_content": False} if self.can_watch else {}
         answer = self._core.read_namespaced_pod_log(
@@ -97,7 +107,7 @@ class Calls:
     def watch_pods(
         self, namespace: str, job_name: str, version: str, seconds: float
     ) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Changes of the Job's pods after a version; from "0", what there is and then its changes.
+        """Changes of the Job's pods after a version.
 
         It ends after about `seconds`. What breaks it is raised; a version that is too old as `WatchExpired`.
         """

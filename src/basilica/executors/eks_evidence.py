@@ -98,6 +98,17 @@ class GangEvidence:
         self._see_waiting(rank, status, state)
         return rank
 
+    def see_listing(self, pods: list[Any]) -> None:
+        """Take note of all pods there are: one that was known and is not among them has gone unseen."""
+        for pod in pods:
+            self.see_pod(pod)
+        present = {str(pod["metadata"].get("name", "")) for pod in pods}
+        for rank in [rank for rank, name in self.pods.items() if name not in present]:
+            del self.pods[rank]
+            self.vanished.add(rank)
+            self.running.discard(rank)
+            self.news = True
+
     def _see_exit(self, rank: int, ended: Json, status: Json, *, stopped: bool) -> None:
         code = int(ended.get("exitCode", 1))
         if code == 0 and status.get("phase") != "Failed":
@@ -196,7 +207,7 @@ class GangEvidence:
             return SUCCEEDED
         if self.end is not None and self.end.final:
             return FAILED
-        failing = self.end is not None or (self.fail_fast and self.culprit() is not None)
+        failing = self.failing
         if failing and (rank in self.exits or rank in self.vanished) and rank not in self.pods:
             return FAILED
         if failing and rank in self.exits and not self.exits[rank].stopped:
@@ -209,10 +220,15 @@ class GangEvidence:
         """The rank that failed first of its own; of ends within one second, the one that was seen first."""
         return self._first
 
+    @property
+    def failing(self) -> bool:
+        """Whether the gang as a whole is on its way down."""
+        return self.end is not None or (self.fail_fast and self._first is not None)
+
     def unsure(self, ranks: set[int]) -> bool:
-        """Whether some of these ranks have lost their pod or failed, and the Job has not yet said what follows."""
+        """Whether the gang is failing, or ranks have lost their pods, and the Job has not yet said what follows."""
         lost = {rank for rank, found in list(self.exits.items()) if found.code} | self.vanished
-        return self.news or any(not self.over(rank) for rank in (lost - self.running) & ranks)
+        return self.news or self.failing or any(not self.over(rank) for rank in (lost - self.running) & ranks)
 
     def failed_by_themselves(self) -> list[int]:
         """Ranks that nobody stopped, the first one first."""

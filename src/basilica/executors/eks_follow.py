@@ -13,7 +13,7 @@ from basilica.executors.protocol import LOG_LINES
 WATCH_SECONDS = 600.0
 LOOK_AGAIN_SECONDS = 30.0  # while ranks wait for a place, of which only the Job may tell
 FIRST_PAUSE_SECONDS = 0.5
-LONGEST_PAUSE_SECONDS = 15.0
+LONGEST_PAUSE_SECONDS = 30.0
 REST_SECONDS = 1.0  # that the last changes of pods may take after the Job's end
 CULPRITS_READ = 3  # of how many failed ranks the log is fetched, beside what their pods' statuses hold
 
@@ -39,7 +39,8 @@ class Following:
         self._left: set[int] = set()  # ranks that have not ended
         self._start_seconds: float | None = None
         self._longest = WATCH_SECONDS
-        self._version = "0"
+        self._version = ""  # of the pods that were seen; none: they are to be listed
+        self._relists = False
         self._pause = FIRST_PAUSE_SECONDS  # between looks at the Job
         self._troubles = 0  # in a row
 
@@ -51,7 +52,8 @@ class Following:
         self._look_at_all()
         while self._left and not self._stop.is_set():
             trouble = self._try(self._look_at_job)
-            self._look_at_all()
+            if trouble is None:
+                self._look_at_all()  # not after half a look: a verdict stands, the evidence may be in the other half
             if not self._left or time.monotonic() >= deadline:
                 break
             if trouble is None:
@@ -75,7 +77,7 @@ class Following:
         try:
             step()
         except WatchExpired:
-            self._version = "0"
+            self._version, self._relists = "", True
         except Exception as error:
             if not is_transient(error):
                 raise
@@ -98,6 +100,11 @@ class Following:
             return
         if self._give_up_if_late():
             return
+        if not self._version:
+            self._list_pods(fresh=self._relists)
+            self._look_at_all()
+        if not self._left:
+            return
         for kind, obj in self._watched(left):
             self._version = obj["metadata"]["resourceVersion"]
             rank = None if kind == "BOOKMARK" else self._gang.see_pod(obj, deleted=kind == "DELETED")
@@ -110,7 +117,8 @@ class Following:
         """One watch. It is short while the Job's word is waited for, and while ranks wait for a place."""
         gang, begun = self._gang, time.monotonic()
         unsure = gang.unsure(self._left)
-        seconds = self._next_pause() if unsure else self._longest if self._left <= gang.started else LOOK_AGAIN_SECONDS
+        quiet = self._longest if self._left <= gang.started else min(self._longest, LOOK_AGAIN_SECONDS)
+        seconds = self._next_pause() if unsure else quiet
         start_left = self._start_left()
         seconds = max(0.05, min(seconds, left, *([] if start_left is None else [start_left])))
         try:
@@ -134,7 +142,7 @@ class Following:
         left, gang = self._start_left(), self._gang
         if left is None or left > 0:
             return False
-        self._see_all_pods()
+        self._list_pods(fresh=True)
         missing = self._left - gang.started
         if not missing:
             self._start_seconds = None
@@ -153,8 +161,8 @@ class Following:
 
     def _see_the_rest(self) -> None:
         """The Job is over: before it is judged, see the ends of pods that the watch has not told yet."""
-        if self._version == "0":
-            self._see_all_pods()
+        if not self._version:
+            self._list_pods(fresh=True)
             return
         place, gang = self._place, self._gang
         unexplained = self._left - gang.exits.keys() - gang.vanished
@@ -167,14 +175,18 @@ class Following:
                 if not unexplained:
                     return
         except WatchExpired:
-            self._see_all_pods()
+            self._list_pods(fresh=True)
         except Exception as error:
             if not is_silence(error):
                 raise
 
-    def _see_all_pods(self) -> None:
-        for pod in self._calls.list_pods(self._place.namespace, self._place.job_name):
-            self._gang.see_pod(pod)
+    def _list_pods(self, *, fresh: bool) -> None:
+        place = self._place
+        if self._calls.can_watch:
+            found, self._version = self._calls.list_to_watch(place.namespace, place.job_name, cached=not fresh)
+        else:
+            found = self._calls.list_pods(place.namespace, place.job_name)
+        self._gang.see_listing(found)
 
     def _keep_lines(self) -> None:
         """Fetch the output of the first that failed, while their pods are there."""

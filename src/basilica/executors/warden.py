@@ -9,7 +9,6 @@ the last replica has. If it is killed itself, replicas go on under their supervi
 import asyncio
 import json
 import os
-import resource
 import sys
 import time
 from contextlib import suppress
@@ -22,7 +21,7 @@ from basilica.runtimes.local.forkserver import ForkServer
 from basilica.runtimes.local.gpus import ask_nvidia_smi
 from basilica.runtimes.local.layout import Key, Layout
 from basilica.runtimes.local.orphans import bury_orphan
-from basilica.runtimes.local.processes import Watch
+from basilica.runtimes.local.processes import Watch, more_descriptors
 from basilica.runtimes.local.records import Exit, append_exit, bury, read_record
 from basilica.runtimes.local.supervisor import boot
 from basilica.runtimes.local.task import RankTask, StartRequest
@@ -40,7 +39,7 @@ class Warden:
 
     async def tend(self) -> None:
         """From the start of the first replica to the end of the last."""
-        descriptors = _more_descriptors()
+        descriptors = more_descriptors()
         self.layout.checkpoints(self.task["job"]).mkdir(mode=0o700, parents=True)
         self.layout.results(self.task["job"]).mkdir(mode=0o700)
         self._introduce()
@@ -181,14 +180,6 @@ async def _gone(pid: int, start: int | None) -> None:
         return
     await gone.wait()
     watch.close()
-
-
-def _more_descriptors() -> int:
-    """Each live replica takes one of ours; what replicas get is the limit as it was, which is returned."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):  # some systems allow less than they say
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return soft
 
 
 def _answer(message: dict[str, object]) -> None:

@@ -7,10 +7,10 @@ from pydantic import ValidationError as PydanticError
 
 from basilica.core.errors import ValidationError
 from basilica.core.names import NAME_MAX
+from basilica.core.quantities import parse_cpu, parse_memory
 from basilica.core.spec import BenchOnStart, DeploymentSpec, Exec, Gpus, ProviderFilter, Resources, Shell
 from basilica.core.world import WorldSize
 from basilica.wire.base import Incoming
-from basilica.wire.quantities import parse_cpu, parse_memory
 
 U32 = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]

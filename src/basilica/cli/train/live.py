@@ -27,6 +27,7 @@ from basilica.client.views import Event, RunView
 from basilica.core.errors import BasilicaError
 
 REDRAW_SECONDS = 0.1  # however fast a run changes
+RESIZED_SECONDS = (0.02, 0.5)
 LINES_KEPT = 100
 
 
@@ -158,6 +159,12 @@ class Screen:
         loop = asyncio.get_running_loop()
         if self._due is None and not self._paused:
             self._due = loop.call_at(max(loop.time(), self._drawn_at + REDRAW_SECONDS), self._draw)
+
+    def resized(self) -> None:
+        """The kernel sends its signal before it has stored the new size, so a drawing at once may still have the old."""
+        loop = asyncio.get_running_loop()
+        for delay in RESIZED_SECONDS:
+            loop.call_later(delay, self.draw)
 
     def _draw(self) -> None:
         if self._due is not None:

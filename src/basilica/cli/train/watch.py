@@ -39,7 +39,7 @@ def watch(
         else:
             display = screen = live.Screen(keys="q leaves; the run goes on", wants_lines=logs)
         with (
-            live.wishes(None if screen is None else screen.draw) as queue,
+            live.wishes(None if screen is None else screen.resized) as queue,
             live.displayed(display),
         ):
             end = asyncio.create_task(live.follow(training, display))

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import resource
 import signal
 import socket
 import sys
@@ -43,7 +42,7 @@ from basilica.runtimes.local.layout import Key, Layout
 from basilica.runtimes.local.line import GpuLine, Turn
 from basilica.runtimes.local.orphans import bury_orphan, kill_leftovers
 from basilica.runtimes.local.ports import ports_of, remember_rendezvous
-from basilica.runtimes.local.processes import Watch
+from basilica.runtimes.local.processes import Watch, more_descriptors
 from basilica.runtimes.local.records import Exit, Record, Running, append_exit, bury, read_record, write_stop
 from basilica.runtimes.local.rendezvous import LocalRendezvous
 from basilica.runtimes.local.reports import Reports
@@ -116,7 +115,7 @@ class LocalRuntime:
         self._files = FileWatcher()
         self._reports = Reports(self._layout, self._files, self._spawn, self._stalled)
         self._fork_server = ForkServer(
-            python=self._python, complaints=self._layout.complaints, descriptors=_more_descriptors()
+            python=self._python, complaints=self._layout.complaints, descriptors=more_descriptors()
         )
         self._benches = Benches(
             self._layout,
@@ -636,14 +635,6 @@ def _startable(table: Mapping[Key, Attempt], wanted: Iterable[Key]) -> list[Key]
         if attempt.sight is not Sight.ENDED:
             busy.add(key.rank)
     return [key for key in wanted if key.rank not in busy and newest.get(key.rank, -1) < key.attempt]
-
-
-def _more_descriptors() -> int:
-    """Raise our own limit, since each live rank takes one, and return what ranks get: the limit as it was."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):  # some systems allow less than they say
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return soft
 
 
 @contextmanager

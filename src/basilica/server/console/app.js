@@ -61,9 +61,18 @@ function route() {
   const [, page, name, tab] = path.split("/");
   main.scrollTop = 0;
   if (page === "run" && name) {
-    close = openRun(main, app, decodeURIComponent(name), tab === "logs" ? "logs" : "run", new URLSearchParams(query));
+    close = openRun(main, app, decoded(name), tab === "logs" ? "logs" : "run", new URLSearchParams(query));
   } else {
     close = openOverview(main, app);
+  }
+}
+
+/** An address that somebody broke is a name like any other: there is no such run. */
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
   }
 }
 

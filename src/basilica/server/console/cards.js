@@ -1,6 +1,6 @@
 // What went wrong: the rank that failed first, and the ranks that have fallen silent.
 
-import { el, setText } from "./dom.js";
+import { el, replace, setText } from "./dom.js";
 import { clean, cleanLines, duration, logLine } from "./format.js";
 
 /** Who failed first, why we think so, and its last words. */
@@ -25,7 +25,8 @@ export function culpritCard() {
         ["Evidence", clean(it.evidence)],
         ...(it.confidence === "high" ? [] : [["Confidence", clean(it.confidence)]]),
       ];
-      element.replaceChildren(
+      replace(
+        element,
         el("h2", { id: "h-culprit" }, el("span", { class: "sign", "aria-hidden": "true" }, "✕"), ` Rank ${it.rank} failed first`),
         el("dl", { class: "facts-list" }, ...facts.flatMap(([k, v]) => [el("dt", {}, k), el("dd", {}, v)])),
         it.traceback ? text("Traceback", cleanLines(it.traceback)) : null,

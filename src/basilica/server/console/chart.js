@@ -1,6 +1,6 @@
 // Curves: lines, a band around them, two axes, and the value under the pointer.
 
-import { el, setText, svg } from "./dom.js";
+import { el, replace, setText, svg } from "./dom.js";
 import { number } from "./format.js";
 
 const HEIGHT = 150;
@@ -75,12 +75,13 @@ export function chart() {
     drawing.setAttribute("width", width);
     drawing.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
     drawing.setAttribute("aria-label", label);
-    drawing.replaceChildren(
+    replace(
+      drawing,
       ...ticks(y0, y1, 5).map((t) =>
         svg("g", {}, svg("line", { class: "rung", x1: PLOT.left, x2: right, y1: Y(t), y2: Y(t) }),
           svg("text", { class: "tick end", x: PLOT.left - 6, y: Y(t) + 4 }, yFormat(t)))),
       ...(logX ? logs.filter((_, i) => i % every === 0) : wide).map((t) =>
-        svg("text", { class: "tick middle", x: X(t), y: HEIGHT - 6 }, xFormat(t))),
+        svg("text", { class: X(t) > right - 24 ? "tick end" : "tick middle", x: X(t) > right - 24 ? width : X(t), y: HEIGHT - 6 }, xFormat(t))),
       spread.length > 1 ? svg("path", { class: "spread", d: `${path(outline)}Z` }) : null,
       ...lines.map((line) => svg("path", { class: `curve ${line.class ?? ""}`, d: path(line.points) })),
       ...lines.flatMap((line) =>

@@ -23,6 +23,11 @@ export function svg(tag, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
+/** New children instead of the old; what is null is left out. */
+export function replace(element, ...children) {
+  element.replaceChildren(...children.filter((child) => child !== null));
+}
+
 /** Changes a text only if it is another: an unchanged node costs no layout, and nothing is read out again. */
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;

@@ -37,7 +37,8 @@ export function openRun(main, app, name, tab, query) {
   const stream = events(`${pathOf(name)}/watch?reported_since=0`, {
     event: (kind, data) => {
       if (kind === "status") take(data);
-      if (kind === "deleted") head.gone("This run has been deleted.");
+      // The record goes a moment after the last rank: a reader may see the end of the one or of the other.
+      if (kind === "deleted" || (kind === "end" && run?.state === "Terminating")) head.gone("This run has been deleted.");
       return kind !== "status";
     },
     state: (state, problem, pause) => {

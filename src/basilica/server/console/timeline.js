@@ -1,6 +1,6 @@
 // How the world went: ranks that are up against those wanted, over time, with what happened under it.
 
-import { el, setAttribute, setText, svg } from "./dom.js";
+import { el, setAttribute, svg } from "./dom.js";
 import { clean, clock, duration, plural } from "./format.js";
 import { section } from "./parts.js";
 import { isEnded, phaseOf } from "./words.js";
@@ -15,6 +15,8 @@ const SIGNS = [
   [/^(Cancelled|UDTerminalState)/, "⊘", "off"],
 ];
 const HEIGHT = 132;
+const MARKS = 120;
+const MARK_WIDTH = 13;
 const PLOT = { left: 34, right: 12, top: 24, bottom: 44 };
 
 const signOf = (reason) => SIGNS.find(([pattern]) => pattern.test(reason)) ?? [null, "·", "idle"];
@@ -56,11 +58,24 @@ function phases(run, begin, end) {
   for (const sample of run.distributed.worldSizeHistory) {
     const from = Date.parse(sample.timestamp);
     if (up === null || from < up) continue;
-    add(from, sample.ready < min ? "degraded" : sample.ready < sample.target ? "starting" : "ready");
+    add(from, sample.ready < min ? "degraded" : "ready");
   }
   if (isEnded(run.phase)) found.push({ from: end, phase: run.phase });
   else add(end, run.phase);
   return found.map((segment, i) => ({ ...segment, to: found[i + 1]?.from ?? end }));
+}
+
+/** Marks from left to right, none upon another as long as there is room. */
+function spaced(marks) {
+  let free = -Infinity;
+  return marks
+    .toReversed()
+    .sort((a, b) => a.at - b.at)
+    .map((mark) => {
+      const at = Math.min(Math.max(mark.at, free), mark.at + 4 * MARK_WIDTH);
+      free = at + MARK_WIDTH;
+      return { ...mark, at };
+    });
 }
 
 function drawTimeline(drawing, run, events, now) {
@@ -88,7 +103,9 @@ function drawTimeline(drawing, run, events, now) {
   };
   const ready = steps("ready", d.worldSize.ready);
   const start = samples.length > 0 ? x(samples[0].at) : x(begin);
-  const marks = events.filter((event) => event.reason !== "Created").slice(0, 120);
+  const marks = spaced(
+    events.filter((event) => event.reason !== "Created").slice(0, MARKS).map((event) => ({ event, at: x(Date.parse(event.last_timestamp)) })),
+  );
   drawing.setAttribute("width", width);
   drawing.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
   setAttribute(
@@ -116,11 +133,11 @@ function drawTimeline(drawing, run, events, now) {
     svg("path", { class: "up-area", d: `${ready}V${bottom}H${start}Z` }),
     svg("path", { class: "up-line", d: ready }),
     svg("path", { class: "wanted", d: steps("target", d.worldSize.target) }),
-    ...marks.map((event) => {
+    ...marks.map(({ event, at }) => {
       const [, sign, tone] = signOf(event.reason);
       return svg(
         "text",
-        { class: "mark", "data-tone": tone, x: x(Date.parse(event.last_timestamp)), y: bottom + 16 },
+        { class: "mark", "data-tone": tone, x: at, y: bottom + 16 },
         sign,
         svg("title", {}, `${clock(event.last_timestamp, now)} ${clean(event.reason)}: ${clean(event.message)}`),
       );

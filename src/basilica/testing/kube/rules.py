@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 
+from basilica.testing.kube.cel import CelError, compiled, rule_faults, rules_of
 from basilica.testing.kube.errors import Cause
 from basilica.testing.kube.kinds import Kind
 from basilica.testing.kube.quantities import amount
@@ -23,15 +24,19 @@ def faults(kind: Kind, obj: Json) -> list[Cause]:
     """Why this object may not exist."""
     found = [*_names(kind, obj)]
     check = _CHECKS.get(kind.kind)
-    if check is not None and not kind.custom:
+    if kind.custom:
+        found += rule_faults(kind.schema, obj)
+    elif check is not None:
         found += check(obj)
     return found
 
 
 def change_faults(kind: Kind, old: Json, new: Json) -> list[Cause]:
     """Why this object may not become that one."""
+    if kind.custom:
+        return list(rule_faults(kind.schema, new, old))
     check = _CHANGES.get(kind.kind)
-    return list(check(old, new)) if check is not None and not kind.custom else []
+    return list(check(old, new)) if check is not None else []
 
 
 def _bad(field: str, value: object, why: str) -> Cause:
@@ -266,6 +271,15 @@ def _definition(definition: Json) -> Iterator[Cause]:
             )
         elif schema:
             yield from _structural(schema, f"spec.versions[{place}].schema.openAPIV3Schema")
+            yield from _unreadable_rules(schema, f"spec.versions[{place}].schema.openAPIV3Schema")
+
+
+def _unreadable_rules(schema: Json, field: str) -> Iterator[Cause]:
+    for where, rule in rules_of(schema, field):
+        try:
+            compiled(rule)
+        except CelError as error:
+            yield _bad(where, rule, f"compilation failed: {error}")
 
 
 def _structural(schema: Json, field: str) -> Iterator[Cause]:

@@ -1,0 +1,103 @@
+"""The overview: what is running, found, narrowed and sorted; live."""
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.console import scenes
+from tests.console.stage import Stage
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _runs(stage: Stage) -> None:
+    scenes.failed(stage, "broken")
+    stage.deploy("small", target=1)
+    stage.deploy("large", target=6)
+    stage.deploy("his", user="bob")
+
+
+def names(page: Page) -> list[str]:
+    return page.locator(".rows .run-name").all_inner_texts()
+
+
+def test_each_run_is_a_row_with_phase_world_and_last_event(page: Page) -> None:
+    large = page.locator(".rows .run-row", has=page.get_by_role("link", name="large", exact=True))
+    expect(large).to_contain_text("ready")
+    expect(large.get_by_role("img")).to_have_attribute("aria-label", "6 of 6 ranks up, between 1 and 8")
+    expect(large).to_contain_text("WorldReady")
+    expect(large.locator(".c-age")).to_contain_text("s")
+    broken = page.locator(".rows .run-row", has=page.get_by_role("link", name="broken", exact=True))
+    expect(broken).to_contain_text("failed")
+    expect(broken).to_contain_text("rank 3 exited with code 1")
+
+
+def test_another_users_runs_are_not_there(page: Page, stage: Stage) -> None:
+    expect(page.get_by_role("link", name="large", exact=True)).to_be_visible()
+    assert "his" not in names(page)
+    stage.deploy("his-second", user="bob")
+    stage.deploy("hers-after-it")
+    expect(page.get_by_role("link", name="hers-after-it", exact=True)).to_be_visible()
+    assert not [name for name in names(page) if name.startswith("his")]
+
+
+def test_search_filter_and_sort(page: Page) -> None:
+    search = page.get_by_role("searchbox", name="Search runs")
+    search.fill("code 1")
+    expect(page.locator(".rows .run-name")).to_have_text(["broken"])
+    search.fill("nothing like it")
+    expect(page.locator(".nothing")).to_contain_text("None of the")
+    search.fill("")
+    page.get_by_role("button", name="Failed").click()
+    expect(page.locator(".rows .run-name")).to_have_text(["broken"])
+    page.get_by_role("button", name="All").click()
+    page.get_by_role("button", name="World").click()
+    expect(page.get_by_role("columnheader", name="World")).to_have_attribute("aria-sort", "descending")
+    expect(page.locator(".rows .run-name").first).to_have_text("large")
+    page.get_by_role("button", name="Name").click()
+    expect(page.get_by_role("columnheader", name="Name")).to_have_attribute("aria-sort", "ascending")
+    assert names(page) == sorted(names(page))
+
+
+def test_what_changes_is_seen_without_asking(page: Page, stage: Stage) -> None:
+    expect(page.locator("#link-state")).to_have_text("Live")
+    instance = stage.deploy("fleeting", target=3)
+    link = page.get_by_role("link", name="fleeting", exact=True)
+    expect(link).to_be_visible()
+    stage.do(stage.world.end(instance, 0, 0, 0))
+    expect(page.locator(".rows .run-row", has=link)).to_contain_text("succeeded")
+    stage.do(stage.world.plane.delete("ann", instance))
+    expect(link).to_have_count(0)
+
+
+def test_with_the_keyboard_alone(page: Page) -> None:
+    expect(page.locator(".rows .run-name").first).to_be_visible()
+    page.keyboard.press("/")
+    page.keyboard.type("large")
+    expect(page.locator(".rows .run-name")).to_have_text(["large"])
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("link", name="large", exact=True)).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_have_text("large")
+    page.keyboard.press("l")
+    expect(page.get_by_role("region", name="Log")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Runs")
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_contain_text("all runs")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+def test_the_focus_stays_when_rows_move(page: Page, stage: Stage) -> None:
+    link = page.get_by_role("link", name="small", exact=True)
+    link.focus()
+    stage.deploy("newest-of-all")
+    expect(page.get_by_role("link", name="newest-of-all", exact=True)).to_be_visible()
+    expect(link).to_be_focused()
+
+
+def test_the_theme_can_be_chosen_and_stays(page: Page, stage: Stage) -> None:
+    before = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.get_by_role("button", name="change to dark").click()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
+    page.reload()
+    expect(page.get_by_role("button", name="change to light")).to_be_visible()

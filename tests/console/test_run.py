@@ -1,0 +1,139 @@
+"""The page of a run: ranks, timeline, what went wrong, curves and the bench."""
+
+import re
+
+from playwright.sync_api import Page, expect
+
+from basilica.core.seen import Ended
+from tests.console import scenes
+from tests.console.stage import Stage
+
+
+def visit(page: Page, stage: Stage, name: str, tab: str = "") -> None:
+    page.goto(f"{stage.url}/#/run/{name}{tab}")
+
+
+def test_a_failed_run_shows_its_culprit(page: Page, stage: Stage) -> None:
+    visit(page, stage, scenes.failed(stage))
+    card = page.get_by_role("region", name="Rank 3 failed first")
+    expect(card).to_contain_text("Exit code1")
+    expect(card).to_contain_text("ReasonError")
+    expect(card).to_contain_text("no other rank failed by itself")
+    expect(card).to_contain_text("step 412 loss 1.7644")
+    expect(card.get_by_label("Traceback")).to_have_text(scenes.TRACEBACK)
+    expect(page.locator("#link-state")).to_have_text("Complete")
+    expect(page.get_by_role("option", name=re.compile("rank 3, lost.*failed first"))).to_be_visible()
+    card.get_by_role("link", name="All of rank 3's log").click()
+    expect(page.get_by_label("Rank", exact=True)).to_have_value("3")
+
+
+def test_why_it_is_not_at_target(page: Page, stage: Stage) -> None:
+    instance = stage.deploy("waiting", target=2, restarts=3)
+    visit(page, stage, instance)
+    expect(page.locator(".run-head .why")).to_contain_text("2 of 2 ranks are up")
+    stage.call(stage.actors.exit, instance, 1, 1)
+    expect(page.locator(".run-head .why")).to_contain_text("rank 1, which exited with code 1, to start again in")
+
+
+def test_every_rank_is_a_cell_with_a_sign_and_tells_more_when_looked_at(page: Page, stage: Stage) -> None:
+    instance = stage.deploy("grid", target=4, restarts=5)
+    visit(page, stage, instance)
+    grid = page.get_by_role("listbox", name="Ranks")
+    expect(grid.get_by_role("option")).to_have_count(4)
+    stage.call(stage.actors.exit, instance, 2, 137, "OOMKilled")
+    cell = grid.get_by_role("option", name="rank 2, running, 1 restart, node node-0")
+    expect(cell).to_be_visible(timeout=20_000)
+    assert cell.inner_text().startswith("■")
+    cell.hover()
+    expect(page.locator(".rank-detail")).to_contain_text("Restarts1")
+    expect(page.locator(".rank-detail")).to_contain_text("Nodenode-0")
+    grid.focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".rank-detail")).to_contain_text("Rank1")
+    assert grid.get_attribute("aria-activedescendant") == "rank-1"
+    page.keyboard.press("Enter")
+    expect(page.get_by_label("Rank", exact=True)).to_have_value("1")
+
+
+def test_the_timeline_tells_of_resizes_and_restarts(page: Page, stage: Stage) -> None:
+    visit(page, stage, scenes.training(stage, "story", ranks=8, steps=2))
+    marks = page.locator(".timeline .mark title")
+    expect(marks.filter(has_text="ScaleObserved: world goes from 4 to 8 ranks")).to_have_count(1)
+    expect(marks.filter(has_text="RankFailed")).to_have_count(1)
+    expect(page.get_by_role("img", name=re.compile("World over .*8 of 8 ranks up now"))).to_be_visible()
+    events = page.locator(".events li")
+    expect(events.filter(has_text="RankRestarted")).to_contain_text("rank 5")
+    stage.do(stage.world.plane.scale("ann", "story", 6))
+    expect(events.filter(has_text="world goes from 8 to 6 ranks")).to_have_count(1)
+    expect(page.get_by_role("option")).to_have_count(6)
+
+
+def test_a_stalled_rank_shows_where_it_is(page: Page, stage: Stage) -> None:
+    instance = scenes.stalled(stage)
+    visit(page, stage, instance)
+    card = page.get_by_role("region", name="Rank 2 is stalled")
+    expect(card).to_contain_text("its main thread is in all_reduce (distributed_c10d.py:2825)")
+    expect(card.locator("pre")).to_contain_text("step (train.py:93)")
+    expect(page.get_by_role("option", name="rank 2, stalled")).to_be_visible()
+    stage.call(stage.actors.stall, instance, 2, None)
+    expect(card).to_have_count(0)
+
+
+def test_what_ranks_report_is_drawn_and_goes_on(page: Page, stage: Stage) -> None:
+    instance = scenes.training(stage, "curves", ranks=6, steps=20)
+    visit(page, stage, instance)
+    loss = page.get_by_role("img", name=re.compile("^loss of 6 ranks"))
+    expect(loss.locator(".curve")).to_have_count(1)
+    expect(loss.locator(".spread")).to_have_count(1)
+    before = loss.locator(".curve").first.get_attribute("d")
+    for rank in range(6):
+        stage.call(stage.actors.report, instance, rank, 500, loss=9.0)
+    expect(loss.locator(".curve").first).not_to_have_attribute("d", before or "")
+    page.get_by_role("button", name="All ranks").click()
+    expect(loss.locator(".curve.each")).to_have_count(1)
+    assert (loss.locator(".curve.each").get_attribute("d") or "").count("M") == 6
+    loss.hover()
+    expect(page.locator(".chart-told").first).to_contain_text("step")
+
+
+def test_a_loss_that_is_not_a_number_is_not_hidden(page: Page, stage: Stage) -> None:
+    instance = stage.deploy("nan", target=2)
+    for step, loss in enumerate((2.0, 1.0, float("nan"))):
+        stage.call(stage.actors.report, instance, 1, step, loss=loss)
+    visit(page, stage, instance)
+    expect(page.locator(".bad-values")).to_contain_text("rank 1 reported NaN at step 2")
+
+
+def test_rounds_of_diloco_have_a_place_of_their_own(page: Page, stage: Stage) -> None:
+    instance = stage.deploy("rounds", target=2)
+    for step in range(3):
+        stage.call(stage.actors.report, instance, 0, step, loss=1.0, diloco_bytes=1e6, diloco_wait_seconds=0.5)
+    visit(page, stage, instance)
+    part = page.get_by_role("region", name="DiLoCo rounds")
+    expect(part.get_by_role("img")).to_have_count(2)
+    expect(page.get_by_role("region", name="Metrics").get_by_role("img")).to_have_count(1)
+
+
+def test_the_bench_is_drawn(page: Page, stage: Stage) -> None:
+    visit(page, stage, scenes.training(stage, "benched", ranks=8, steps=1))
+    part = page.get_by_role("region", name="Bench")
+    expect(part).to_contain_text("Between node-0 and node-1, with nccl: bus bandwidth 88.9 GB/s")
+    expect(part.get_by_role("img", name=re.compile("Bus bandwidth")).locator("circle")).to_have_count(9)
+
+
+def test_a_deep_link_by_the_friendly_name(page: Page, stage: Stage) -> None:
+    stage.deploy("by-name", target=1)
+    visit(page, stage, "by-name")
+    expect(page.get_by_role("heading", level=1)).to_have_text("by-name")
+    visit(page, stage, "never-was")
+    expect(page.locator(".run-head .why")).to_have_text("There is no run called never-was.")
+
+
+def test_who_failed_and_how_is_told_for_an_unknown_exit_too(page: Page, stage: Stage) -> None:
+    instance = stage.deploy("unknown", target=2, min=2, max=2)
+    stage.fail(instance, 0, Ended(exit_code=None, reason="Unknown", finished_at=1e9, log_tail=("the last line",)))
+    visit(page, stage, instance)
+    card = page.locator(".card.bad")
+    expect(card).to_contain_text("Exit codeunknown")
+    expect(card).to_contain_text("the last line")
