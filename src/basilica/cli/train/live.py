@@ -161,7 +161,7 @@ class Screen:
             self._due = loop.call_at(max(loop.time(), self._drawn_at + REDRAW_SECONDS), self._draw)
 
     def resized(self) -> None:
-        """The kernel sends its signal before it has stored the new size, so a drawing at once may still have the old."""
+        """The kernel sends its signal before it stores the new size: a drawing at once may still have the old one."""
         loop = asyncio.get_running_loop()
         for delay in RESIZED_SECONDS:
             loop.call_later(delay, self.draw)

@@ -176,10 +176,10 @@ async def _follow(
     from basilica.cli.train import live
 
     deadline = None if timeout is None else time.monotonic() + timeout
-    draw = display.draw if isinstance(display, live.Screen) else None
-    asking = draw is not None and terminal.can_ask()
+    resized = display.resized if isinstance(display, live.Screen) else None
+    asking = resized is not None and terminal.can_ask()
     cancelled = False
-    with live.wishes(draw) as queue, live.displayed(display):
+    with live.wishes(resized) as queue, live.displayed(display):
         end = asyncio.create_task(live.follow(training, display))
         try:
             while True:

@@ -1,5 +1,6 @@
 """What the API server fills in when an object is created."""
 
+import uuid
 from collections.abc import Callable
 
 from basilica.testing.kube.kinds import Kind
@@ -102,10 +103,24 @@ def _service(service: Json) -> None:
     spec = service["spec"]
     spec.setdefault("type", "ClusterIP")
     spec.setdefault("sessionAffinity", "None")
+    if spec.setdefault("clusterIP", _address(meta(service)["uid"])) != "None":
+        spec.setdefault("clusterIPs", [spec["clusterIP"]])
     for port in spec.get("ports") or []:
         port.setdefault("protocol", "TCP")
         port.setdefault("targetPort", port.get("port"))
     service.setdefault("status", {"loadBalancer": {}})
+
+
+def _address(uid: str) -> str:
+    """On the loopback network, where no pod has its own; two clusters at once must not have the same."""
+    number = uuid.UUID(uid).int
+    return f"127.{96 + number % 31}.{number >> 8 & 255}.{number >> 16 & 255}"
+
+
+def _deployment(deployment: Json) -> None:
+    deployment["spec"].setdefault("replicas", 1)
+    _pod_spec(deployment["spec"]["template"])
+    deployment["status"] = {}
 
 
 def _secret(secret: Json) -> None:
@@ -135,6 +150,7 @@ _DEFAULTS: dict[str, Callable[[Json], None]] = {
     "Job": _job,
     "Namespace": _namespace,
     "Service": _service,
+    "Deployment": _deployment,
     "Secret": _secret,
     "NetworkPolicy": _network_policy,
     "CustomResourceDefinition": _definition,

@@ -42,6 +42,8 @@ EVENTS = Kind("", "v1", "events", "Event", short=("ev",))
 SERVICE_ACCOUNTS = Kind("", "v1", "serviceaccounts", "ServiceAccount", short=("sa",))
 CONFIG_MAPS = Kind("", "v1", "configmaps", "ConfigMap", short=("cm",))
 SECRETS = Kind("", "v1", "secrets", "Secret")
+SERVICES = Kind("", "v1", "services", "Service", status=True, short=("svc",))
+DEPLOYMENTS = Kind("apps", "v1", "deployments", "Deployment", status=True, generation=True, short=("deploy",))
 JOBS = Kind("batch", "v1", "jobs", "Job", status=True, generation=True, orphans=True)
 DEFINITIONS = Kind(
     "apiextensions.k8s.io",
@@ -63,7 +65,8 @@ BUILT_IN = (
     SECRETS,
     JOBS,
     DEFINITIONS,
-    Kind("", "v1", "services", "Service", status=True, short=("svc",)),
+    SERVICES,
+    DEPLOYMENTS,
     Kind("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy", generation=True, short=("netpol",)),
     Kind("rbac.authorization.k8s.io", "v1", "roles", "Role"),
     Kind("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding"),

@@ -1,6 +1,7 @@
 """All nodes' kubelets in one: runs the pods that are bound to a node, and tells about them."""
 
 import os
+import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -55,7 +56,7 @@ class Kubelet:
         self._processes, self._images, self._env, self._start_delay = processes, images, env, start_delay
         self._workers: dict[str, PodWorker] = {}
         self._lost: set[str] = set()
-        self._addresses = 0
+        self._addresses = random.getrandbits(22) & ~0xFF  # two clusters at once must not have the same
         self._node = Node(
             clock=registry.clock,
             timing=timing,
@@ -122,6 +123,8 @@ class Kubelet:
             return self._registry.store.get(kind, namespace, name)
 
         pod = self._registry.store.get(PODS, *key_of(pod)) or pod
+        address = self._workers[meta(pod)["uid"]].address
+        pod = {**pod, "status": {**pod["status"], "podIP": address, "hostIP": "127.0.0.1"}}
         run.folder.mkdir(parents=True, exist_ok=True)
         given = environment.variables(pod, run.spec, lookup)
         argv = environment.command(run.spec, list(self._images.get(run.spec["image"], ())), given)

@@ -78,7 +78,7 @@ class PodWorker:
     """Starts the containers of a pod in order, restarts them, stops them, and reports what it sees, a little late."""
 
     def __init__(self, pod: Json, node: Node, folder: Path, address: str) -> None:
-        self.pod, self._node, self._address = pod, node, address
+        self.pod, self._node, self.address = pod, node, address
         spec = pod["spec"]
         self.runs = [Run(c, init=True, folder=folder) for c in spec.get("initContainers") or []]
         self.runs += [Run(c, init=False, folder=folder) for c in spec["containers"]]
@@ -291,7 +291,7 @@ class PodWorker:
             now = self._node.clock.stamp()
             status["phase"] = phase
             status.setdefault("startTime", now)
-            status |= {"hostIP": "127.0.0.1", "podIP": self._address, "podIPs": [{"ip": self._address}]}
+            status |= {"hostIP": "127.0.0.1", "podIP": self.address, "podIPs": [{"ip": self.address}]}
             status["containerStatuses"] = [run.status() for run in self.runs if not run.init]
             if any(run.init for run in self.runs):
                 status["initContainerStatuses"] = [run.status() for run in self.runs if run.init]

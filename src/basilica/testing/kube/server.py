@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar
 from basilica.testing.kube.api import Api
 from basilica.testing.kube.clock import ClusterClock
 from basilica.testing.kube.definitions import DefinitionController
+from basilica.testing.kube.deployments import DeploymentController
 from basilica.testing.kube.errors import ApiError, too_old
 from basilica.testing.kube.events import Events
 from basilica.testing.kube.garbage import GarbageCollector
@@ -24,6 +25,7 @@ from basilica.testing.kube.kubelet import Kubelet
 from basilica.testing.kube.nodes import NodeController, NodeSpec, Scheduler
 from basilica.testing.kube.registry import Registry
 from basilica.testing.kube.schema import newest
+from basilica.testing.kube.services import ServiceProxy
 from basilica.testing.kube.store import Store
 from basilica.testing.kube.timing import Timing
 from basilica.testing.kube.traffic import Fault, Requests
@@ -79,6 +81,7 @@ class KubeServer:
         if self._loop.is_closed():
             return
         asyncio.run_coroutine_threadsafe(self._http.close(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._services.close(), self._loop).result()
         self._do(self._kubelet.close)
         self._do(self._clock.close)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -113,6 +116,8 @@ class KubeServer:
             start_delay=start_delay,
         )
         JobController(self._registry, self._timing, events)
+        DeploymentController(self._registry, self._timing)
+        self._services = ServiceProxy(self._registry)
         Scheduler(self._registry, self._timing, events)
         self._nodes = NodeController(self._registry, self._timing, self._kubelet, events)
         self._api = Api(self._registry, self._kubelet, self._timing)
