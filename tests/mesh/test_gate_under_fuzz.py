@@ -31,10 +31,28 @@ TIMEOUT = 0.02
 
 @contextlib.contextmanager
 def in_time(timeout: float = TIMEOUT) -> Iterator[None]:
+    """At most a second past the timeout, apart from what the machine kept everybody waiting."""
+    over = threading.Event()
+    lost = 0.0
+
+    def stand_by() -> None:
+        nonlocal lost
+        before = time.monotonic()
+        while not over.wait(0.01):
+            now = time.monotonic()
+            lost += max(0.0, now - before - 0.02)
+            before = now
+
+    bystander = threading.Thread(target=stand_by)
+    bystander.start()
     began = time.monotonic()
-    yield
-    took = time.monotonic() - began
-    assert took < timeout + 1, f"{took - timeout:.2f} s past the timeout"
+    try:
+        yield
+    finally:
+        took = time.monotonic() - began
+        over.set()
+        bystander.join()
+    assert took < timeout + 1 + lost, f"{took - timeout:.2f} s past the timeout, {lost:.2f} s of them lost to others"
 
 
 def silent(peer: Peer, connection: socket.socket, request: bytes) -> None:

@@ -6,7 +6,6 @@ back with all its keys and ports. When neither a server nor a keyspace is left, 
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import subprocess
@@ -16,17 +15,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from basilica.core.errors import RuntimeUnavailable
-from basilica.core.mesh import Announcement, Gate, SeenRendezvous
-from basilica.rendezvous.client import Answer, KeysClient
+from basilica.core.mesh import Announcement, SeenRendezvous
+from basilica.rendezvous.announcing import announce
+from basilica.rendezvous.client import KeysClient
 from basilica.rendezvous.control import RendezvousControl
 from basilica.rendezvous.driver import Driver
 from basilica.rendezvous.exchange import NoAnswer
 from basilica.rendezvous.service import RendezvousError
 
 log = logging.getLogger(__name__)
-
-WORLD = "/basilica/world"
-GATES = {Gate.READY: "/basilica/mesh-ready", Gate.DEGRADED: "/basilica/mesh-degraded"}
 
 Got = TypeVar("Got")
 
@@ -103,7 +100,7 @@ class LocalRendezvous:
         run = self._open[instance]
         says, run.says = run.says, None  # unknown, should this fail half-way
         try:
-            await _announce(run.keys, says, announcement)
+            await announce(run.keys, says, announcement)
         except NoAnswer as error:
             raise RuntimeUnavailable(f"the rendezvous of {instance} does not answer: {error}") from error
         run.says = announcement
@@ -190,38 +187,3 @@ class LocalRendezvous:
         with started, started.stdout as said:
             if not said.readline():
                 raise RuntimeUnavailable(f"it ended at once; see {self._complaints}")
-
-
-async def _announce(keys: KeysClient, says: Announcement | None, wanted: Announcement) -> None:
-    if says is None:
-        says = await _read(keys)
-    if says.world != wanted.world:
-        await _must(keys.put(WORLD, json.dumps({"target": wanted.world})))
-    before, after = set(says.released), set(wanted.released)
-    for host, gate in sorted(after - before):
-        await _must(keys.put(f"{GATES[gate]}/{host}", gate.value))
-    for host, gate in sorted(before - after):  # last: a rank that looks meanwhile must find one of its two keys
-        await _must(keys.delete(f"{GATES[gate]}/{host}"), absent=True)
-
-
-async def _read(keys: KeysClient) -> Announcement:
-    """What the keyspace says. A host that has both keys is in it twice."""
-    found = (await _must(keys.get("/basilica", recursive=True), absent=True)).leaves()
-    released = [
-        (key.removeprefix(f"{folder}/"), gate)
-        for gate, folder in GATES.items()
-        for key in found
-        if key.startswith(f"{folder}/")
-    ]
-    try:
-        world = int(json.loads(found.get(WORLD, "{}"))["target"])
-    except (ValueError, KeyError, TypeError):
-        world = -1
-    return Announcement(world, tuple(sorted(released)))
-
-
-async def _must(answer: Awaitable[Answer], *, absent: bool = False) -> Answer:
-    found = await answer
-    if not (found.ok or (absent and found.status == 404)):
-        raise NoAnswer(f"{found.status} {found.body.get('message', '')}")
-    return found

@@ -1,0 +1,64 @@
+"""A copy of part of a keyspace that follows it: looking costs nothing, and a change is told within milliseconds."""
+
+import asyncio
+from collections.abc import Callable
+
+from basilica.rendezvous.client import Answer, KeysClient
+from basilica.rendezvous.exchange import NoAnswer
+
+AGAIN_FIRST_S, AGAIN_MAX_S = 0.05, 1.0
+_REMOVALS = ("delete", "expire", "compareAndDelete")
+
+
+class KeysMirror:
+    """The values below `root`, by key. `changed` is called with the keys that changed, None for all of them.
+
+    `fresh` is true while the copy follows; before `known` nothing has been read yet. A keyspace that was lost and begun
+    anew is read anew, and what it forgot is forgotten here.
+    """
+
+    def __init__(self, endpoint: str, root: str, changed: Callable[[str | None], None]) -> None:
+        self._endpoint, self._root, self._changed = endpoint, root, changed
+        self.values: dict[str, str] = {}
+        self.known = self.fresh = False
+
+    async def run(self) -> None:
+        """Until cancelled; a keyspace that does not answer is asked again."""
+        keys, pause = KeysClient(self._endpoint), AGAIN_FIRST_S
+        try:
+            while True:
+                try:
+                    await self._follow(keys)
+                    pause = AGAIN_FIRST_S
+                except NoAnswer:
+                    if self.fresh:
+                        self.fresh, pause = False, AGAIN_FIRST_S
+                        self._changed(None)
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, AGAIN_MAX_S)
+        finally:
+            await keys.close()
+
+    async def _follow(self, keys: KeysClient) -> None:
+        """Read everything, then follow; returns when the history does not go back far enough."""
+        found = await keys.get(self._root, recursive=True)
+        if not (found.ok or found.status == 404) or found.index == 0:
+            raise NoAnswer(f"{found.status} {found.body}")
+        self.values, self.known, self.fresh = found.leaves(), True, True
+        self._changed(None)
+        index = found.index
+        while True:
+            event = await keys.wait(self._root, index + 1, recursive=True)
+            index = event.node.get("modifiedIndex", 0)
+            if not event.ok or not isinstance(index, int):
+                return
+            self._take_in(event)
+
+    def _take_in(self, event: Answer) -> None:
+        key = str(event.node.get("key", ""))
+        if event.body.get("action") in _REMOVALS:
+            for gone in [name for name in self.values if name == key or name.startswith(f"{key}/")]:
+                del self.values[gone]
+        else:
+            self.values |= event.leaves()
+        self._changed(key)

@@ -1,0 +1,246 @@
+"""Statuses and events as the custom resource holds them: a part for people, and the whole in a compact form.
+
+An object may have 1.5 MiB at most. What makes a status large is what ranks said last; of that is given up what has to
+be, and never a verdict.
+"""
+
+import base64
+import json
+import zlib
+from collections.abc import Iterable
+from dataclasses import replace
+
+from basilica.core.errors import StoreUnavailable
+from basilica.core.events import Event, Reason, RecordedEvent
+from basilica.core.policy import find_culprit
+from basilica.core.spec import DeploymentSpec
+from basilica.core.status import Condition, DeploymentStatus
+from basilica.core.why import why
+from basilica.core.world import RankExit
+from basilica.kube.userdeployment import Json, timestamp
+from basilica.stores.encoding import decode_status, encode_status
+from basilica.stores.rules import EVENTS_KEPT
+
+SPEC_BYTES = 700 << 10
+STATE_BYTES = 500 << 10
+EVENTS_BYTES = 128 << 10
+REQUESTED_KEPT = 50
+REQUESTED_BYTES = 32 << 10  # all annotations of an object have 256 KiB
+MESSAGE_MAX = 2000
+UNRESOLVED = 0  # the version of an event that was written with a version that nobody could know yet
+
+_PLAIN_MAX = 4096  # longer texts are compressed: a thousand ranks are much alike
+_PACKED = "zlib:"
+
+
+def pack(text: str) -> str:
+    if len(text) <= _PLAIN_MAX:
+        return text
+    return _PACKED + base64.b64encode(zlib.compress(text.encode(), 6)).decode()
+
+
+def unpack(text: str) -> str:
+    if not text.startswith(_PACKED):
+        return text
+    return zlib.decompress(base64.b64decode(text.removeprefix(_PACKED))).decode()
+
+
+# ---- statuses --------------------------------------------------------------------------------------------------------
+
+
+def status_body(
+    spec: DeploymentSpec, status: DeploymentStatus, events: Iterable[RecordedEvent], now: float
+) -> dict[str, object]:
+    """The whole status subresource; what is None is removed by the patch that carries it."""
+    world = status.world(spec.world)
+    culprit = find_culprit(status.failures, status.whole_at) if status.phase.terminal else None
+    return {
+        "observedGeneration": status.observed_generation,
+        "phase": status.phase.value,
+        "message": why(spec, status, now)[:MESSAGE_MAX],
+        "world": {
+            "ready": world.ready,
+            "target": world.target,
+            "min": world.min,
+            "max": world.max,
+            "belowMinimum": world.below_minimum,
+        },
+        "conditions": [_condition(c, status.observed_generation) for c in status.conditions],
+        "terminalAt": None if status.terminal_at is None else timestamp(status.terminal_at),
+        "settled": status.settled,
+        "culprit": None
+        if culprit is None
+        else {
+            "rank": culprit.exit.rank,
+            "exitCode": culprit.exit.exit_code,
+            "reason": culprit.exit.termination_reason[:1024],
+            "evidence": culprit.evidence[:MESSAGE_MAX],
+        },
+        "events": events_text(events, EVENTS_KEPT, EVENTS_BYTES),
+        "state": state_text(status),
+    }
+
+
+def _condition(condition: Condition, generation: int) -> Json:
+    return {
+        "type": condition.type,
+        "status": condition.status,
+        "observedGeneration": generation,
+        "lastTransitionTime": timestamp(condition.since),
+        "reason": condition.reason,
+        "message": condition.message[:MESSAGE_MAX],
+    }
+
+
+def refusal_body(generation: int, problem: str, now: float) -> Json:
+    """The status of an object that its schema let pass and that is no run."""
+    condition = Condition(type="Accepted", status="False", reason="InvalidSpec", message=problem, since=now)
+    return {
+        "observedGeneration": generation,
+        "phase": "failed",
+        "message": problem[:MESSAGE_MAX],
+        "conditions": [_condition(condition, generation)],
+    }
+
+
+def state_text(status: DeploymentStatus) -> str:
+    """The status in full, or with less of what ranks said last where it would not fit."""
+    for lighter in (_as_it_is, _without_stacks, _with_few_tails, _without_tails, _without_history):
+        text = pack(encode_status(lighter(status)))
+        if len(text) <= STATE_BYTES:
+            return text
+    raise StoreUnavailable(
+        f"the status of a run of {len(status.ranks)} ranks does not fit into a Kubernetes object ({len(text)} bytes)"
+    )
+
+
+def state_of(instance: str, text: str) -> DeploymentStatus:
+    try:
+        return decode_status(instance, unpack(text))
+    except (ValueError, zlib.error) as error:
+        raise StoreUnavailable(f"the stored status of {instance} cannot be read: {error}") from None
+
+
+def _as_it_is(status: DeploymentStatus) -> DeploymentStatus:
+    return status
+
+
+def _without_stacks(status: DeploymentStatus) -> DeploymentStatus:
+    ranks = (r if r.stalled is None else replace(r, stalled=replace(r.stalled, stack="")) for r in status.ranks)
+    return replace(status, ranks=tuple(ranks))
+
+
+def _with_few_tails(status: DeploymentStatus) -> DeploymentStatus:
+    """Those of the failures stay, shortened: somebody will look for the culprit there."""
+    lighter = _without_stacks(status)
+    exits = tuple(_quiet(e) for e in status.exits)
+    return replace(lighter, exits=exits, failures=tuple(_brief(e) for e in status.failures))
+
+
+def _without_tails(status: DeploymentStatus) -> DeploymentStatus:
+    lighter = _with_few_tails(status)
+    return replace(lighter, failures=tuple(_quiet(e) for e in status.failures))
+
+
+def _without_history(status: DeploymentStatus) -> DeploymentStatus:
+    return replace(_without_tails(status), history=(), warned=())
+
+
+def _quiet(exit: RankExit) -> RankExit:
+    return replace(exit, log_tail=(), traceback="")
+
+
+def _brief(exit: RankExit) -> RankExit:
+    tail = tuple(line[:500] for line in exit.log_tail[-10:])
+    return replace(exit, log_tail=tail, traceback=exit.traceback[-4096:])
+
+
+# ---- events ----------------------------------------------------------------------------------------------------------
+
+Folded = tuple[RecordedEvent, ...]  # oldest first
+
+
+def fold(recorded: Folded, events: Iterable[Event], now: float) -> Folded:
+    """What was recorded with more that happened: equal ones are counted."""
+    folded = {(e.reason, e.message): e for e in recorded}
+    for event in events:
+        key = (event.reason, event.message[:MESSAGE_MAX])
+        earlier = folded.pop(key, None)
+        folded[key] = RecordedEvent(
+            kind=event.kind,
+            reason=event.reason,
+            message=key[1],
+            count=1 if earlier is None else earlier.count + 1,
+            first_at=now if earlier is None else earlier.first_at,
+            last_at=now if earlier is None else max(now, earlier.last_at),
+            version=UNRESOLVED,
+        )
+    return tuple(folded.values())
+
+
+def merged(one: Folded, other: Folded) -> Folded:
+    """Two records of one run as one, by time, as many as are kept."""
+    both: dict[tuple[str, str], RecordedEvent] = {}
+    for event in (*one, *other):
+        key = (event.reason, event.message)
+        known = both.pop(key, None)
+        both[key] = event if known is None else _joined(*sorted((known, event), key=lambda e: e.version))
+    ordered = sorted(both.values(), key=lambda event: event.last_at)  # stable: ties stay in their order
+    return _newest(ordered, EVENTS_KEPT)
+
+
+def _joined(earlier: RecordedEvent, later: RecordedEvent) -> RecordedEvent:
+    return replace(
+        later,
+        count=earlier.count + later.count,
+        first_at=earlier.first_at,
+        last_at=max(earlier.last_at, later.last_at),
+    )
+
+
+def _newest(ordered: Iterable[RecordedEvent], limit: int) -> Folded:
+    ordered = list(ordered)
+    excess = max(0, len(ordered) - limit)
+    oldest = {id(event) for event in [e for e in ordered if e.reason != Reason.CREATED][:excess]}
+    return tuple(event for event in ordered if id(event) not in oldest)
+
+
+def resolved(events: Folded, version: int, earlier: Folded) -> Folded:
+    """Each event with the version that it was recorded with: the one it was first seen with, which is this if never."""
+    known = {(e.reason, e.message, e.count): e.version for e in earlier}
+    return tuple(
+        event
+        if event.version != UNRESOLVED
+        else replace(event, version=known.get((event.reason, event.message, event.count), version))
+        for event in events
+    )
+
+
+def events_text(events: Iterable[RecordedEvent], limit: int, size: int) -> str:
+    """As many of the newest as fit, `Created` in any case."""
+    kept = _newest(events, limit)
+    while True:
+        rows = [[e.kind, e.reason, e.message, e.count, e.first_at, e.last_at, e.version] for e in kept]
+        text = pack(json.dumps(rows, separators=(",", ":")))
+        if len(text) <= size or len(kept) <= 1:
+            return text
+        kept = _newest(kept, len(kept) * 3 // 4)
+
+
+def events_of(instance: str, text: str) -> Folded:
+    try:
+        rows = json.loads(unpack(text)) if text else []
+        return tuple(
+            RecordedEvent(
+                kind=str(kind),
+                reason=str(reason),
+                message=str(message),
+                count=int(count),
+                first_at=float(first),
+                last_at=float(last),
+                version=int(version),
+            )
+            for kind, reason, message, count, first, last, version in rows
+        )
+    except (ValueError, TypeError, zlib.error) as error:
+        raise StoreUnavailable(f"the stored events of {instance} cannot be read: {error}") from None

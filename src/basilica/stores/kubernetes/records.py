@@ -1,0 +1,226 @@
+"""The runs of a cluster as this process knows them: told by the watch, and at once by its own writes."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from basilica.core.deployment import Deployment
+from basilica.core.errors import BasilicaError, DeploymentNotFound, StoreUnavailable, ValidationError
+from basilica.core.names import namespace_of
+from basilica.core.status import DeploymentStatus
+from basilica.kube.informer import version_of
+from basilica.kube.userdeployment import (
+    CREATED_AT,
+    DIGEST,
+    FINALIZER,
+    KEY,
+    ORDER,
+    REQUESTED,
+    Json,
+    instance_of,
+    moment_of,
+    secret_of,
+    spec_of,
+)
+from basilica.stores.bell import Bell
+from basilica.stores.kubernetes.codec import Folded, events_of, resolved, state_of
+
+GONE_KEPT = 10_000
+
+NO_EVENTS: Folded = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One object, read. `deployment` is None where it is no run; `problem` says why."""
+
+    obj: Json
+    instance: str
+    version: int
+    deployment: Deployment | None
+    problem: BasilicaError | None = None
+    requested: Folded = NO_EVENTS
+    observed: Folded = NO_EVENTS
+
+    @property
+    def namespace(self) -> str:
+        return str(self.obj["metadata"]["namespace"])
+
+    @property
+    def name(self) -> str:
+        return str(self.obj["metadata"]["name"])
+
+    @property
+    def uid(self) -> str:
+        return str(self.obj["metadata"]["uid"])
+
+    @property
+    def held(self) -> bool:
+        """It has our finalizer."""
+        return FINALIZER in (self.obj["metadata"].get("finalizers") or ())
+
+    @property
+    def deleting(self) -> bool:
+        return "deletionTimestamp" in self.obj["metadata"]
+
+    @property
+    def key(self) -> str | None:
+        return self.annotation(KEY) or None
+
+    @property
+    def digest(self) -> str:
+        return self.annotation(DIGEST)
+
+    @property
+    def age_order(self) -> tuple[str, int, str]:
+        """Orders records by when they were made: by the API server's clock, within a second by our tickets."""
+        order = self.annotation(ORDER)
+        return self.obj["metadata"]["creationTimestamp"], int(order) if order.isdecimal() else 0, self.instance
+
+    def annotation(self, name: str) -> str:
+        return str((self.obj["metadata"].get("annotations") or {}).get(name, ""))
+
+    def run(self) -> Deployment:
+        """The run, or why there is none: what cannot be read is there, and must not be taken for gone."""
+        if self.deployment is None:
+            raise StoreUnavailable(f"{self.namespace}/{self.name} cannot be read: {self.problem}")
+        return self.deployment
+
+
+def record_of(obj: Json, secrets: Mapping[str, str], earlier: Record | None) -> Record:
+    """Read an object; never fails, whatever somebody wrote into it."""
+    instance, version = instance_of(obj), version_of(obj)
+    try:
+        status = obj.get("status") or {}
+        deployment = Deployment(
+            instance=instance,
+            user=user_of(obj["metadata"]["namespace"]),
+            namespace=obj["metadata"]["namespace"],
+            spec=spec_of(obj, secrets),
+            status=state_of(instance, status["state"]) if status.get("state") else _new_status(obj),
+            version=version,
+        )
+        requested = events_of(instance, (obj["metadata"].get("annotations") or {}).get(REQUESTED, ""))
+        observed = events_of(instance, status.get("events", ""))
+    except (ValidationError, StoreUnavailable) as error:
+        return Record(obj=obj, instance=instance, version=version, deployment=None, problem=error)
+    return Record(
+        obj=obj,
+        instance=instance,
+        version=version,
+        deployment=deployment,
+        requested=resolved(requested, version, earlier.requested if earlier else ()),
+        observed=resolved(observed, version, earlier.observed if earlier else ()),
+    )
+
+
+def user_of(namespace: str) -> str:
+    """Whose namespace it is. One that is nobody's stands for itself, and no user of the API reaches it."""
+    user = namespace.removeprefix(namespace_of(""))
+    return user if namespace_of(user) == namespace else namespace
+
+
+def _new_status(obj: Json) -> DeploymentStatus:
+    """Of what the operator has not seen yet. The API's clock is finer than Kubernetes'."""
+    text = (obj["metadata"].get("annotations") or {}).get(CREATED_AT, "")
+    try:
+        return DeploymentStatus(created_at=float(text))
+    except ValueError:
+        return DeploymentStatus(created_at=moment_of(obj["metadata"]["creationTimestamp"]))
+
+
+@dataclass(slots=True)
+class _Secrets:
+    """What Secrets hold, by the uid of the object that refers to them; they do not change."""
+
+    known: dict[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+class Records:
+    """What there is, by instance name. Rings the bell when it changes."""
+
+    def __init__(self, on_problem: Callable[[Record], None] = lambda record: None) -> None:
+        self.bell = Bell()
+        self._on_problem = on_problem
+        self._records: dict[str, Record] = {}
+        self._namespaces: dict[str, set[str]] = {}
+        self._gone: OrderedDict[str, tuple[str, int]] = OrderedDict()  # uid to instance and version
+        self._secrets = _Secrets()
+
+    def take(self, obj: Json, secrets: Mapping[str, str] | None = None) -> Record | None:
+        """An object as somebody was told it is; None if it is known to be gone. What is older than known is not
+        news."""
+        uid = obj["metadata"]["uid"]
+        if uid in self._gone:
+            return None
+        if secrets is not None:
+            self._secrets.known[uid] = dict(secrets)
+        instance = instance_of(obj)
+        known = self._records.get(instance)
+        if known is not None and known.uid == uid and known.version >= version_of(obj):
+            return known
+        record = record_of(obj, self._secrets.known.get(uid, {}), known)
+        self._records[instance] = record
+        self._namespaces.setdefault(record.namespace, set()).add(instance)
+        self.bell.ring(instance)
+        if record.problem is not None:
+            self._on_problem(record)
+        return record
+
+    def learn_secrets(self, record: Record, secrets: Mapping[str, str]) -> Record:
+        """The same object, now that what its Secret holds is known."""
+        self._secrets.known[record.uid] = dict(secrets)
+        again = record_of(record.obj, secrets, record)
+        if self._records.get(record.instance) is record:
+            self._records[record.instance] = again
+        return again
+
+    def lacks_secrets(self, record: Record) -> str | None:
+        """The name of the Secret that has to be read before the run is whole."""
+        return None if record.uid in self._secrets.known else secret_of(record.obj)
+
+    def drop(self, obj: Json, version: int) -> None:
+        """It is gone."""
+        uid, instance = obj["metadata"]["uid"], instance_of(obj)
+        if uid in self._gone:
+            return
+        self._gone[uid] = (instance, version)
+        while len(self._gone) > GONE_KEPT:
+            self._gone.popitem(last=False)
+        self._secrets.known.pop(uid, None)
+        known = self._records.get(instance)
+        if known is not None and known.uid == uid:
+            del self._records[instance]
+            self._namespaces[known.namespace].discard(instance)
+        self.bell.ring(instance)
+
+    def get(self, instance: str) -> Record | None:
+        return self._records.get(instance)
+
+    def is_gone(self, instance: str) -> bool:
+        return any(instance == gone for gone, _ in self._gone.values())
+
+    def look(self, instance: str) -> Deployment:
+        record = self._records.get(instance)
+        if record is None:
+            raise DeploymentNotFound(instance)
+        return record.run()
+
+    def all(self, namespace: str | None = None) -> Iterator[Record]:
+        """Unordered, those that are no runs too."""
+        if namespace is None:
+            yield from self._records.values()
+        else:
+            yield from (self._records[instance] for instance in self._namespaces.get(namespace, ()))
+
+    def runs(self, namespace: str | None = None) -> list[Deployment]:
+        """Newest first."""
+        found = [record for record in self.all(namespace) if record.deployment is not None]
+        found.sort(key=lambda record: record.age_order, reverse=True)
+        return [record.run() for record in found]
+
+    def changed_since(self, version: int) -> list[str]:
+        """Instances in the order of their last change, those that are gone too."""
+        changed = {record.instance: record.version for record in self._records.values()}
+        changed |= dict(self._gone.values())
+        return [i for i, v in sorted(changed.items(), key=lambda item: item[1]) if v > version]
