@@ -2,21 +2,23 @@
 
 A model of characters learns the source of Python's standard library. Synchronous training averages the gradients of all
 replicas at each step, which is one step with the batches of all; DiLoCo gives each replica its own batches and averages
-every H steps, through the real all-reduce, in memory. The loss is that on files that nobody trained on.
+every H steps, through the real all-reduce. The loss is that on files that nobody trained on. Each way of training may
+have a learning rate of its own (`--lr`, `--diloco-lr`): that of one says nothing of the other's.
 
     python -m benchmarks diloco-training
-    python -m benchmarks.diloco_training --device cuda --sync-every 500 --steps 10000 --size large
+    python -m benchmarks.diloco_training --device cuda --size large --replicas 4 --steps 8000 --sync-every 500
 """
 
 import argparse
 import math
+import multiprocessing
 import statistics
 import sysconfig
+import tempfile
 import threading
-import uuid
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -31,6 +33,7 @@ LETTERS = 128
 HELD_OUT_EVERY = 10
 EVALUATION_BATCHES = 16
 EVALUATION_BATCH = 512
+STEPS, SYNC_EVERY, LR = 4000, 50, 6e-3
 
 
 @dataclass(frozen=True)
@@ -41,34 +44,44 @@ class Size:
     width: int
     layers: int
     batch: int
-    lr: float
 
 
-SIZES = {"small": Size(16, 64, 0, 16, 3e-3), "large": Size(256, 512, 6, 16, 6e-4)}
+SIZES = {"small": Size(6, 24, 0, 32), "large": Size(128, 256, 4, 32)}
 
 
 @dataclass(frozen=True)
 class Setting:
+    """One training. With `sync_every` None it is synchronous."""
+
     size: Size
-    device: torch.device
+    device: str
     replicas: int
     steps: int
-    sync_every: int
-    outer_lr: float
+    lr: float
     seed: int
+    sync_every: int | None = None
+    outer_lr: float = 0.7
+    wire: str | None = None
+    uri: str = ""
 
 
 # ---- text and model ----------------------------------------------------------------------------------------------
 
 
 @cache
-def texts(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def texts(device: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Files to train on, and files that nobody trains on."""
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
-    parts = ["".join(f.read_text("utf-8", "replace") for f in files if f not in held) for held in [files[::10]]]
-    parts.append("".join(f.read_text("utf-8", "replace") for f in files[::HELD_OUT_EVERY]))
-    train, held_out = (torch.frombuffer(bytearray(p.encode("ascii", "replace")), dtype=torch.uint8) for p in parts)
-    return train.to(device), held_out.to(device)
+    held_out = files[::HELD_OUT_EVERY]
+    train, held = (
+        "".join(file.read_text("utf-8", "replace") for file in part).encode("ascii", "replace")
+        for part in ([file for file in files if file not in held_out], held_out)
+    )
+    return _letters(train, device), _letters(held, device)
+
+
+def _letters(text: bytes, device: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)
 
 
 def batch(text: torch.Tensor, size: Size, count: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
@@ -98,7 +111,13 @@ class Transformer(nn.Module):
         super().__init__()
         self.letters, self.places = nn.Embedding(LETTERS, size.width), nn.Embedding(size.context, size.width)
         layer = nn.TransformerEncoderLayer(
-            size.width, size.width // 64, 4 * size.width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+            size.width,
+            size.width // 64,
+            4 * size.width,
+            dropout=0.0,
+            activation="gelu",
+            batch_first=True,
+            norm_first=True,
         )
         self.layers = nn.TransformerEncoder(layer, size.layers, enable_nested_tensor=False)
         self.head = nn.Linear(size.width, LETTERS)
@@ -129,7 +148,7 @@ class Trainer:
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.model = new_model(setting)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=setting.size.lr)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=setting.lr)
         self._train, self._held_out = texts(setting.device)
 
     def step(self, step: int, ranks: Sequence[int]) -> None:
@@ -138,10 +157,10 @@ class Trainer:
         warmup = max(1, setting.steps // 20)
         share = min(1.0, (step + 1) / warmup) * (0.55 + 0.45 * math.cos(math.pi * step / setting.steps))
         for group in self.optimizer.param_groups:
-            group["lr"] = setting.size.lr * share
+            group["lr"] = setting.lr * share
         parts = [self._batch(rank, step) for rank in ranks]
         inputs, targets = (torch.cat(part) for part in zip(*parts, strict=True))
-        with torch.autocast("cuda", torch.bfloat16, enabled=setting.device.type == "cuda"):
+        with torch.autocast("cuda", torch.bfloat16, enabled=setting.device == "cuda"):
             loss = self.model.loss(inputs, targets)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -169,65 +188,80 @@ def synchronous(setting: Setting) -> float:
     return trainer.evaluate()
 
 
-def with_diloco(setting: Setting, wire: str | None) -> tuple[float, int]:
-    """The loss, and the bytes that one replica sent and received."""
-    uri = f"memory://{uuid.uuid4().hex}"
+def replica(setting: Setting, rank: int) -> tuple[float, int]:
+    """The loss with DiLoCo, and the bytes that this replica sent and received."""
+    assert setting.sync_every is not None
+    trainer = Trainer(setting)
+    with (
+        ObjectStoreAllReduce(setting.uri, rank, setting.replicas, wire=setting.wire, timeout=3600) as allreduce,
+        DiLoCo(
+            trainer.model,
+            trainer.optimizer,
+            allreduce,
+            setting.sync_every,
+            outer_lr=setting.outer_lr,
+            checkpoint_every=0,
+        ) as diloco,
+    ):
+        for step in range(setting.steps):
+            trainer.step(step, [rank])
+            diloco.step(samples=setting.size.batch)
+        moved = sum(stats.bytes_up + stats.bytes_down for stats in allreduce.history)
+    return (trainer.evaluate() if rank == 0 else 0.0), moved
 
-    def replica(rank: int) -> tuple[float, int]:
-        trainer = Trainer(setting)
-        with (
-            ObjectStoreAllReduce(uri, rank, setting.replicas, wire=wire, timeout=3600) as allreduce,
-            DiLoCo(
-                trainer.model,
-                trainer.optimizer,
-                allreduce,
-                setting.sync_every,
-                outer_lr=setting.outer_lr,
-                checkpoint_every=0,
-            ) as diloco,
-        ):
-            for step in range(setting.steps):
-                trainer.step(step, [rank])
-                diloco.step(samples=setting.size.batch)
-            moved = sum(stats.bytes_up + stats.bytes_down for stats in allreduce.history)
-        return trainer.evaluate() if rank == 0 else 0.0, moved
 
-    with ThreadPoolExecutor(setting.replicas) as threads:
-        return next(iter(list(threads.map(replica, range(setting.replicas)))))
+def train_synchronously(settings: Sequence[Setting]) -> list[float]:
+    with _workers(settings[0].device, len(settings)) as workers:
+        return list(workers.map(synchronous, settings))
+
+
+def train_with_diloco(settings: Sequence[Setting]) -> list[tuple[float, int]]:
+    """All replicas at once: threads that meet in memory, or processes that share an accelerator and a directory."""
+    in_threads = settings[0].device == "cpu"
+    with tempfile.TemporaryDirectory(dir=None if in_threads else "/dev/shm") as directory:
+        root = f"memory://{directory}" if in_threads else f"file://{directory}"
+        placed = [replace(setting, uri=f"{root}/{number}") for number, setting in enumerate(settings)]
+        tasks = [(setting, rank) for setting in placed for rank in range(setting.replicas)]
+        with _workers(settings[0].device, len(tasks)) as workers:
+            found = list(workers.map(replica, *zip(*tasks, strict=True)))
+    return [result for (_, rank), result in zip(tasks, found, strict=True) if rank == 0]
+
+
+def _workers(device: str, count: int) -> Executor:
+    if device == "cpu":
+        return ThreadPoolExecutor(count)
+    return ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
 
 
 # ---- figures -----------------------------------------------------------------------------------------------------
 
 
-def compare(
-    size: Size, device: torch.device, replicas: int, steps: int, sync_every: int, outer_lr: float, seeds: int
-) -> Iterator[Figure]:
-    settings = [Setting(size, device, replicas, steps, sync_every, outer_lr, seed) for seed in range(seeds)]
-    model = new_model(settings[0])
-    params = sum(p.numel() for p in model.parameters())
-    what = f"{replicas} replicas, H {sync_every}"
-    reference = [synchronous(setting) for setting in settings]
+def compare(setting: Setting, *, seeds: int, sync_every: int, diloco_lr: float) -> Iterator[Figure]:
+    """`setting` is the synchronous training."""
+    settings = [replace(setting, seed=seed) for seed in range(seeds)]
+    params = sum(p.numel() for p in new_model(setting).parameters())
+    what = f"{setting.replicas} replicas, H {sync_every}"
+    reference = train_synchronously(settings)
     yield Figure(f"{what}: synchronous, loss", statistics.mean(reference), "nats")
     for wire, goal in ((None, "within 1 %"), ("int4", "within 2 %")):
-        found = [with_diloco(setting, wire) for setting in settings]
+        diloco = [replace(s, sync_every=sync_every, lr=diloco_lr, wire=wire) for s in settings]
+        found = train_with_diloco(diloco)
         name = f"{what}: DiLoCo {wire or 'fp32'}"
         yield Figure(f"{name}, loss", statistics.mean(loss for loss, _ in found), "nats")
         ratios = [loss / before for (loss, _), before in zip(found, reference, strict=True)]
-        yield Figure(f"{name}, loss beside synchronous", 100 * (statistics.mean(ratios) - 1), "%", goal)
+        yield Figure(f"{name}, loss above synchronous", 100 * (statistics.mean(ratios) - 1), "%", goal)
         yield Figure(f"{name}, the worst of {seeds} seeds", 100 * (max(ratios) - 1), "%")
-        question = Question(params=params, replicas=replicas, link=1e9, step_seconds=1)
+        question = Question(params=params, replicas=setting.replicas, link=1e9, step_seconds=1)
         planned = plan_for(question, sync_every=sync_every, fragments=1, wire=wire or "fp32").less_communication
-        gradients = steps * 4 * 4 * params * (replicas - 1) / replicas
+        gradients = setting.steps * 4 * 4 * params * (setting.replicas - 1) / setting.replicas
         yield Figure(f"{name}, less communication", gradients / found[0][1], "times", f"{planned:.0f} planned")
 
 
 def run() -> Iterator[Figure]:
     torch.set_num_threads(1)
     for replicas in (4, 8):
-        yield from compare(SIZES["small"], torch.device("cpu"), replicas, 1000, 50, OUTER_LR, 3)
-
-
-OUTER_LR = 0.7
+        setting = Setting(SIZES["small"], "cpu", replicas, STEPS, LR, 0)
+        yield from compare(setting, seeds=3, sync_every=SYNC_EVERY, diloco_lr=LR)
 
 
 def main() -> None:
@@ -235,23 +269,17 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--size", choices=SIZES, default="small")
     parser.add_argument("--replicas", type=int, nargs="+", default=[4, 8])
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--sync-every", type=int, default=50)
-    parser.add_argument("--outer-lr", type=float, default=OUTER_LR)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--sync-every", type=int, default=SYNC_EVERY)
+    parser.add_argument("--lr", type=float, default=LR)
+    parser.add_argument("--diloco-lr", type=float, help="if it is another one with DiLoCo")
     parser.add_argument("--seeds", type=int, default=3)
     given = parser.parse_args()
-    if given.device == "cpu":
-        torch.set_num_threads(1)
+    torch.set_num_threads(1)
     for replicas in given.replicas:
-        for figure in compare(
-            SIZES[given.size],
-            torch.device(given.device),
-            replicas,
-            given.steps,
-            given.sync_every,
-            given.outer_lr,
-            given.seeds,
-        ):
+        setting = Setting(SIZES[given.size], given.device, replicas, given.steps, given.lr, 0)
+        other = given.diloco_lr or given.lr
+        for figure in compare(setting, seeds=given.seeds, sync_every=given.sync_every, diloco_lr=other):
             print(figure, flush=True)
 
 

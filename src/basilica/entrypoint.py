@@ -7,6 +7,7 @@ signal n). A rank that is process 1 itself would ignore SIGTERM, and could turn 
     BASILICA_MAX_RESTARTS   how often the rank may start again after a failure (default 0)
     BASILICA_MESH_TIMEOUT   seconds to wait at the gate at most (default 60)
     BASILICA_EXIT_FILE      where the latest exits are kept, newest last, as JSON
+    BASILICA_DRIVEN         1: run the attempts that the run's keyspace orders instead, see `basilica.driven`
     BASILICA_HOST_ADDRESS   this host's address for training: it is then told which other hosts can be reached from it
 """
 
@@ -35,32 +36,48 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 class Rank:
-    """The rank's process, in a group of its own."""
+    """The rank's process, in a group of its own. `output`: where it writes to, if not where we do."""
 
-    def __init__(self, command: list[str], environment: Mapping[str, str]) -> None:
+    def __init__(self, command: list[str], environment: Mapping[str, str], output: int | None = None) -> None:
+        self.code: int | None = None  # as waitpid tells it: -n for signal n
         self.started_at = time.time()
         ignored = {number for number in LISTENED_TO if signal.getsignal(number) is signal.SIG_IGN}
+        actions = [] if output is None else [(os.POSIX_SPAWN_DUP2, output, fd) for fd in (1, 2)]
         self.pid = os.posix_spawnp(
-            command[0], command, environment, setpgroup=0, setsigmask=(), setsigdef=LISTENED_TO - ignored
+            command[0],
+            command,
+            environment,
+            file_actions=actions,
+            setpgroup=0,
+            setsigmask=(),
+            setsigdef=LISTENED_TO - ignored,
         )
 
     def signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
+    def kill(self) -> None:
+        """With all that is in its group."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
     def reap(self) -> int | None:
         """Bury whoever has died. The rank's exit code once it is among them, with all that it left behind ended."""
-        code: int | None = None
-        with contextlib.suppress(ChildProcessError):
-            while True:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-                if pid == 0:
-                    break
-                if pid == self.pid:
-                    code = os.waitstatus_to_exitcode(status)
-                    with contextlib.suppress(ProcessLookupError):
-                        os.killpg(self.pid, signal.SIGKILL)
-        return code
+        for pid, status in reap_all():
+            if pid == self.pid:
+                self.code = os.waitstatus_to_exitcode(status)
+                self.kill()
+        return self.code
+
+
+def reap_all() -> list[tuple[int, int]]:
+    """Bury whoever has died: pids and how each ended."""
+    found: list[tuple[int, int]] = []
+    with contextlib.suppress(ChildProcessError):
+        while (died := os.waitpid(-1, os.WNOHANG))[0]:
+            found.append(died)
+    return found
 
 
 class Init:
@@ -152,6 +169,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGINT, _end_at_once)
     _adopt_orphans()
     _tell_of_other_hosts()
+    if os.environ.get("BASILICA_DRIVEN") == "1":
+        from basilica import driven  # noqa: PLC0415 - only where there is somebody to drive
+
+        return driven.main(command)
     mesh.main(["--timeout", os.environ.get("BASILICA_MESH_TIMEOUT", "60")])
     return Init(command, _number("BASILICA_MAX_RESTARTS"), os.environ.get("BASILICA_EXIT_FILE")).run()
 
@@ -160,7 +181,10 @@ def _tell_of_other_hosts() -> None:
     address = os.environ.get("BASILICA_HOST_ADDRESS")
     if address and os.environ.get("NODE_NAME") and os.environ.get("BASILICA_RDZV_ENDPOINT"):
         # It ends with the container, or with the run's rendezvous.
-        os.posix_spawn(sys.executable, [sys.executable, "-m", "basilica.reach", "--address", address], os.environ)
+        command = [sys.executable, "-m", "basilica.reach", "--address", address]
+        if os.environ.get("BASILICA_DRIVEN") == "1":  # several ranks may share a node, each with an address of its own
+            command += ["--node", f"{os.environ['NODE_NAME']}/{os.environ.get('BASILICA_RANK', '')}"]
+        os.posix_spawn(sys.executable, command, os.environ)
 
 
 def _end_at_once(number: int, _: FrameType | None) -> None:

@@ -6,6 +6,7 @@ from typing import Literal, Protocol
 
 from basilica.core.actions import Launch, Probe, Stop
 from basilica.core.deployment import Deployment as Deployment  # noqa: PLC0414
+from basilica.core.deployment import Owner as Owner  # noqa: PLC0414
 from basilica.core.events import Event, RecordedEvent
 from basilica.core.mesh import Announcement
 from basilica.core.reports import Report, Series, SeriesQuery
@@ -161,6 +162,7 @@ class Run:
     namespace: str
     created_at: float
     spec: DeploymentSpec
+    owner: Owner | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.console.stage import Stage, launch, looking
+
+expect.set_options(timeout=20_000)  # of a busy machine; what is there is seen at once
 
 
 @pytest.fixture(scope="package")

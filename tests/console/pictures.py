@@ -27,6 +27,11 @@ def fill(stage: Stage) -> dict[str, str]:
         elif n % 2:
             stage.do(stage.world.plane.cancel("ann", instance))
             stage.do(stage.world.settled(instance))
+    at(stage, 12_000)
+    weak = stage.deploy("rlhf-70b", target=6, min=6, max=12, restarts=9)
+    at(stage, 300)
+    stage.call(stage.actors.exit, weak, 4, 137, "OOMKilled")
+    stage.do(stage.world.until(weak, lambda d: d.status.phase == "degraded"))
     at(stage, 9000)
     big = stage.deploy("gpt-1024", target=1024, min=512, max=1024)
     at(stage, 5400)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from playwright.sync_api import Browser, BrowserContext, Page, Playwright
 
 from basilica.core.actions import Launch
+from basilica.core.mesh import SeenMesh
 from basilica.core.seen import Ended, SeenBench, Sight, Sighting
 from basilica.ports import Limits, Run
 from tests.support.world import TalkingRuntime, World, a_request, bearer, key_of
@@ -38,6 +39,7 @@ class Actors(TalkingRuntime):
         super().__init__()
         self.node = "node-{}"
         self.bench: dict[str, SeenBench] = {}
+        self.mesh: dict[str, SeenMesh] = {}
         self.gpus = 0
 
     async def launch(self, run: Run, launches: Sequence[Launch]) -> None:
@@ -48,7 +50,8 @@ class Actors(TalkingRuntime):
                 ranks[key] = replace(seen, node=self.node.format(key[0] // 8), gpus=self.gpus)
 
     async def observe(self, run: Run) -> Sighting:
-        return replace(await super().observe(run), bench=self.bench.get(run.instance))
+        seen = await super().observe(run)
+        return replace(seen, bench=self.bench.get(run.instance), mesh=self.mesh.get(run.instance))
 
     def die(self, instance: str, rank: int, ended: Ended) -> None:
         ranks = self._runs[instance]
@@ -58,6 +61,10 @@ class Actors(TalkingRuntime):
 
     def measured(self, instance: str, bench: SeenBench) -> None:
         self.bench[instance] = bench
+        self._wake(instance)
+
+    def connected(self, instance: str, mesh: SeenMesh) -> None:
+        self.mesh[instance] = mesh
         self._wake(instance)
 
 

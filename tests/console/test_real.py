@@ -2,6 +2,7 @@
 
 import re
 import signal
+import sys
 from pathlib import Path
 
 from playwright.sync_api import Browser, Page, expect
@@ -12,6 +13,14 @@ from tests.support.server import Server, cli, run_request, serving, wait_for
 
 TALK = 'i=0; while [ $i -lt 2000 ]; do echo "rank $RANK says $i"; i=$((i+1)); sleep 0.05; done'
 FAIL = 'echo "about to fail"; [ "$RANK" = 1 ] && { echo "ValueError: out of luck" >&2; exit 3; }; sleep 60'
+
+
+REPORT = """
+import time, basilica
+for step in range(2000):
+    basilica.report(step=step, loss=1 / (step + 1))
+    time.sleep(0.02)
+"""
 
 
 def link_of(server: Server, *arguments: str) -> str:
@@ -39,6 +48,21 @@ def test_a_failed_run_of_real_ranks(browser: Browser, tmp_path: Path) -> None:
             page.keyboard.press("l")
             page.get_by_role("button", name="First error").click()
             expect(page.locator(".line[data-marked]")).to_contain_text("ValueError: out of luck")
+
+
+def test_what_real_ranks_report_is_drawn_and_goes_on(browser: Browser, tmp_path: Path) -> None:
+    script = tmp_path / "report.py"
+    script.write_text(REPORT)
+    with serving(tmp_path / "state") as server, server.client() as client:
+        request = run_request("reporting", f"{sys.executable} {script}", target=2)
+        client.post("/deployments", json=request).raise_for_status()
+        with looking(browser, link_of(server, "reporting")) as page:
+            loss = page.get_by_role("img", name=re.compile("^loss of 2 ranks"))
+            expect(loss).to_be_visible(timeout=30_000)
+            before = loss.locator(".curve").get_attribute("d") or ""
+            expect(loss.locator(".curve")).not_to_have_attribute("d", before)
+            page.get_by_role("option").first.hover()
+            expect(page.locator(".rank-detail")).to_contain_text("Step")
 
 
 def test_a_server_that_is_killed_comes_back_and_no_line_is_lost(browser: Browser, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import re
 
 from playwright.sync_api import Page, expect
 
+from basilica.core.mesh import Pair, SeenMesh
 from basilica.core.seen import Ended
 from tests.console import scenes
 from tests.console.stage import Stage
@@ -120,6 +121,14 @@ def test_the_bench_is_drawn(page: Page, stage: Stage) -> None:
     part = page.get_by_role("region", name="Bench")
     expect(part).to_contain_text("Between node-0 and node-1, with nccl: bus bandwidth 88.9 GB/s")
     expect(part.get_by_role("img", name=re.compile("Bus bandwidth")).locator("circle")).to_have_count(9)
+
+
+def test_a_mesh_that_is_not_whole_is_told(page: Page, stage: Stage) -> None:
+    instance = stage.deploy("meshed", target=2)
+    broken = SeenMesh(hosts=("node-a", "node-b"), failing=(Pair("node-a", "node-b", "no route"),), limit_seconds=0.0)
+    stage.call(stage.actors.connected, instance, broken)
+    visit(page, stage, instance)
+    expect(page.get_by_text("Degraded mesh:")).to_contain_text("node-a cannot reach node-b: no route")
 
 
 def test_a_deep_link_by_the_friendly_name(page: Page, stage: Stage) -> None:

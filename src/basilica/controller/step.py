@@ -15,6 +15,7 @@ def run_of(deployment: Deployment) -> Run:
         namespace=deployment.namespace,
         created_at=deployment.status.created_at,
         spec=deployment.spec,
+        owner=deployment.owner,
     )
 
 

@@ -6,6 +6,14 @@ from basilica.core.spec import DeploymentSpec
 from basilica.core.status import DeploymentStatus
 
 
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The object that stands for a run in a cluster: what is made for the run belongs to it and goes with it."""
+
+    name: str
+    uid: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
     """`version` grows with every change of any run in the store, so it orders them all."""
@@ -16,3 +24,4 @@ class Deployment:
     spec: DeploymentSpec
     status: DeploymentStatus
     version: int
+    owner: Owner | None = None

@@ -64,6 +64,11 @@ class Informer:
     def is_synced(self) -> bool:
         return self._synced.is_set()
 
+    @property
+    def version(self) -> int:
+        """Up to where the cluster has told us."""
+        return self._told
+
     def get(self, namespace: str, name: str) -> Json | None:
         """The object as last seen; it must not be changed."""
         return self._objects.get((namespace, name))

@@ -19,13 +19,14 @@ INSTANCE_TYPES = {"A100": "p4d.24xlarge", "H100": "p5.48xlarge", "A10G": "g5.xla
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
-    """What every rank runs. `rank_env` names the variable that holds the rank."""
+    """What every rank runs. `rank_env` names the variable that holds the rank; `fields` are variables from the pod."""
 
     name: str
     image: str
     command: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     rank_env: str | None = None
+    fields: Mapping[str, str] = field(default_factory=dict)
     requests: Mapping[str, str] = field(default_factory=dict)
     limits: Mapping[str, str] = field(default_factory=dict)
     more: Mapping[str, Any] = field(default_factory=dict)  # ports, probes, mounts: as Kubernetes writes them
@@ -136,6 +137,7 @@ def _container(container: Container) -> Json:
     if container.rank_env is not None:
         source = {"fieldRef": {"fieldPath": f"metadata.annotations['{COMPLETION_INDEX}']"}}
         env.append({"name": container.rank_env, "valueFrom": source})
+    env += [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in container.fields.items()]
     env += [{"name": name, "value": literal(value)} for name, value in container.env.items()]
     if env:
         found["env"] = env

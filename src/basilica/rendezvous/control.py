@@ -1,7 +1,6 @@
 """Orders to a running rendezvous service, for the control plane."""
 
 import asyncio
-import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -55,10 +54,13 @@ class RendezvousControl:
         await self._exchange.ask("GET", "/hold", within=None)
         raise NoAnswer("the service let go")
 
-    async def leave(self) -> None:
-        """Have the service end now if nobody needs it. Returns when it has, or stays."""
-        with contextlib.suppress(NoAnswer):
+    async def leave(self) -> bool:
+        """Have the service end now if nobody needs it. True if it is about to, False if it stays."""
+        try:
             await self._exchange.ask("POST", "/leave", within=self._timeout, repeatable=False)
+        except NoAnswer:
+            return True
+        return False
 
     async def _ask(self, method: str, target: str) -> Message:
         answer = await self._exchange.ask(method, target, within=self._timeout)

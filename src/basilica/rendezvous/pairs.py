@@ -51,14 +51,14 @@ class PairReports:
 
     def _take_in(self, answer: Answer) -> None:
         for key, value in answer.leaves().items():
-            report = _parse(value)
+            report = parse_report(value)
             if report is not None:
                 self._reports[key.removeprefix(f"{REPORTS}/")] = report
         self._failing.clear()
         self._changed()
 
 
-def _parse(value: str) -> Mapping[str, str] | None:
+def parse_report(value: str) -> Mapping[str, str] | None:
     try:
         report = json.loads(value)
     except ValueError:

@@ -11,7 +11,7 @@ from basilica.server.control import ControlPlane
 from basilica.server.streams import KEEP_ALIVE_SECONDS, cancel
 from basilica.wire.console import RunChanges, RunRow, render_row
 
-BATCH = 200
+BATCH = 50  # others have their turn in the loop after each
 PACE_SECONDS = 0.1  # however fast runs change; what changes meanwhile is told once
 
 
@@ -34,6 +34,7 @@ async def watch_all(plane: ControlPlane, user: str, since: int, closing: asyncio
             complete = start + BATCH >= len(newer) and not step.done()
             yield _event(RunChanges(runs=rows, deleted=[], all=everyone), version if complete else None)
             everyone = None
+            await asyncio.sleep(0)
         while True:
             either: set[asyncio.Future[object]] = {step, ending}  # type: ignore[arg-type]
             await asyncio.wait(either, timeout=KEEP_ALIVE_SECONDS, return_when=asyncio.FIRST_COMPLETED)

@@ -70,6 +70,8 @@ def files() -> dict[str, File]:
 def add_console(router: APIRouter, plane: ControlPlane, keys: Keys, sessions: Sessions, closing: asyncio.Event) -> None:
     @router.get("/", include_in_schema=False)
     async def page(request: Request) -> Response:
+        if "text/html" not in request.headers.get("accept", ""):  # a client that made this path of a name of dots
+            return plain(404, "GET /: this is a page for browsers")
         return _answer_file(request, PAGE)
 
     @router.get("/console/assets/{name}", include_in_schema=False)
@@ -155,6 +157,7 @@ def _answer_file(request: Request, name: str) -> Response:
     headers = {
         "ETag": file.etag,
         "Cache-Control": "no-cache",
+        "Vary": "Accept",
         "Content-Security-Policy": CONTENT_SECURITY_POLICY,
         "Cross-Origin-Opener-Policy": "same-origin",
         "Cross-Origin-Resource-Policy": "same-origin",

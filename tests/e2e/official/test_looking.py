@@ -51,6 +51,7 @@ def test_events_tell_the_life_of_a_run(seen: Any) -> None:
     assert told == [
         ("Normal", "Succeeded", 1),
         ("Normal", "WorldReady", 1),
+        ("Normal", "MeshReady", 1),
         ("Normal", "ImageIgnored", 1),
         ("Normal", "Created", 1),
     ]

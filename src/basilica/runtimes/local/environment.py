@@ -1,9 +1,9 @@
 """What a rank finds in its environment, and the command line it is executed with. Pure."""
 
-import re
 from collections.abc import Mapping
 
 from basilica.core.actions import Launch
+from basilica.core.commands import expanded
 from basilica.core.spec import DeploymentSpec, Exec, Shell
 from basilica.ports import Run
 
@@ -14,13 +14,6 @@ INHERITED = frozenset({
     "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
     "VIRTUAL_ENV", "CONDA_PREFIX", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "HF_HOME", "TORCH_HOME",
 })  # fmt: skip
-
-# What stands for a value in a command line that no shell reads. Everything else is the program's own affair.
-_VARIABLE = re.compile(
-    r"\$(?:\{(?P<braced>NAME)\}|(?P<bare>NAME)(?![A-Za-z0-9_]))".replace(
-        "NAME", r"BASILICA_[A-Z0-9_]+|RANK|WORLD_SIZE|LOCAL_RANK|MASTER_ADDR|MASTER_PORT|NODE_NAME"
-    )
-)
 
 # The published client ships a function as a script that writes it to this file. That is a rank's own in a container; on
 # one machine all ranks of all runs would overwrite it under each other, so here it stands for a file of the rank.
@@ -42,14 +35,10 @@ def own_command_line(spec: DeploymentSpec, environment: Mapping[str, str]) -> li
     A name without a value stays as it is, and so does a secret's: others can see command lines.
     """
 
-    def value(match: re.Match[str]) -> str:
-        name = match["braced"] or match["bare"]
-        found = environment.get(name)
-        return match[0] if found is None or found == spec.secrets.get(name) else found
-
     match spec.program:
         case Exec(argv) if any("$" in part for part in argv):
-            return [_VARIABLE.sub(value, part) for part in argv]
+            hidden = {name for name, value in spec.secrets.items() if environment.get(name) == value}
+            return expanded(argv, environment, hidden)
     return None
 
 

@@ -22,6 +22,7 @@ from basilica.rendezvous.control import RendezvousControl
 from basilica.rendezvous.driver import Driver
 from basilica.rendezvous.exchange import NoAnswer
 from basilica.rendezvous.service import RendezvousError
+from basilica.runtimes.local.processes import Watch
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,7 @@ Got = TypeVar("Got")
 
 LINGER_S = 2.0
 UP_WITHIN_S = 30.0
+GONE_WITHIN_S = 2.0
 FIRST_BACK_OFF_S = 0.1
 LONGEST_BACK_OFF_S = 5.0
 
@@ -73,8 +75,20 @@ class LocalRendezvous:
         for run in self._open.values():
             await run.close()
         self._open.clear()
-        await self._orders.leave()
+        if await self._orders.leave():
+            await self._gone()
         await self._orders.disconnect()
+
+    async def _gone(self) -> None:
+        """Wait until the process that was just told to leave is gone: who looks then must not find it."""
+        gone = asyncio.Event()
+        with contextlib.suppress(OSError, ValueError, TimeoutError):
+            watch = Watch(int((self._data_dir / "lock").read_text()), None, gone.set)
+            try:
+                async with asyncio.timeout(GONE_WITHIN_S):
+                    await gone.wait()
+            finally:
+                watch.close()
 
     # ---- what runs need --------------------------------------------------------------------------------------------
 

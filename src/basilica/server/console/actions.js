@@ -14,9 +14,16 @@ const deleteCommand = (run) => `basilica train down ${run.instanceName}`;
 export function actions(app, name) {
   const target = el("input", { type: "number", id: "target", inputmode: "numeric", required: true });
   const apply = el("button", { type: "submit" }, "Scale");
-  const copyScale = copyButton(() => scaleCommand(run, target.value));
+  const copyScale = copyButton(() => scaleCommand(run, target.value), "Copy command");
   copyScale.setAttribute("aria-label", "Copy the command that scales");
-  const form = el("form", { class: "scale" }, el("label", { for: "target", class: "dim" }, "Ranks"), target, apply, copyScale);
+  const form = el(
+    "form",
+    { class: "scale" },
+    el("label", { for: "target", class: "dim" }, "Ranks"),
+    target,
+    apply,
+    copyScale,
+  );
   const cancel = el("button", { type: "button" }, "Cancel…");
   const drop = el("button", { type: "button", class: "danger" }, "Delete…");
   const said = el("p", { class: "said", role: "alert", hidden: true });
@@ -48,7 +55,13 @@ export function actions(app, name) {
 
   cancel.addEventListener("click", async () => {
     const text = "Its ranks are stopped. The record, the logs and the checkpoints stay.";
-    if (await confirm(`Cancel ${clean(run.friendlyName)}?`, [el("p", {}, text), command(cancelCommand(run))], "Cancel the run")) {
+    if (
+      await confirm(
+        `Cancel ${clean(run.friendlyName)}?`,
+        [el("p", {}, text), command(cancelCommand(run))],
+        "Cancel the run",
+      )
+    ) {
       act(() => post(`${pathOf(run.instanceName)}/cancel`), "cancelled");
     }
   });
@@ -56,7 +69,13 @@ export function actions(app, name) {
   drop.addEventListener("click", async () => {
     const live = isEnded(run.phase) ? "" : " What still runs is stopped first.";
     const text = `Its record, logs and checkpoints are removed.${live} This cannot be undone.`;
-    if (await confirm(`Delete ${clean(run.friendlyName)}?`, [el("p", {}, text), command(deleteCommand(run))], "Delete the run")) {
+    if (
+      await confirm(
+        `Delete ${clean(run.friendlyName)}?`,
+        [el("p", {}, text), command(deleteCommand(run))],
+        "Delete the run",
+      )
+    ) {
       act(async () => {
         await remove(`${pathOf(run.instanceName)}?wait=1`);
         app.go("#/");
@@ -92,5 +111,10 @@ export function actions(app, name) {
 }
 
 function command(text) {
-  return el("div", { class: "command" }, el("code", {}, clean(text)), copyButton(() => text));
+  return el(
+    "div",
+    { class: "command" },
+    el("code", {}, clean(text)),
+    copyButton(() => text),
+  );
 }

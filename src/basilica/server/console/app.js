@@ -92,8 +92,13 @@ function signedOut(why) {
       el("p", {}, why),
       el("p", {}, "In a terminal of the machine where you use Basilica:"),
       el("pre", { tabindex: "0" }, "basilica console"),
-      el("p", { class: "dim" }, "It opens this page and logs in; there is no key to paste. Without a browser there, ",
-        el("code", {}, "basilica console --print"), " prints the link."),
+      el(
+        "p",
+        { class: "dim" },
+        "It opens this page and logs in; there is no key to paste. Without a browser there, ",
+        el("code", {}, "basilica console --print"),
+        " prints the link.",
+      ),
     ),
   );
 }

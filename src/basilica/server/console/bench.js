@@ -27,8 +27,16 @@ export function bench() {
       setText(about, describe(it));
       if (sweep.length === 0) return;
       const line = (field) => [{ points: sweep.map((p) => [p.sizeBytes, p[field]]), dots: true }];
-      bandwidth.draw(line("busbwGbps"), (at) => tell(sweep, at, "busbwGbps", "GB/s"), `largest size ${number(result.busbwGbpsP50 ?? NaN)} GB/s`);
-      latency.draw(line("latencyUs"), (at) => tell(sweep, at, "latencyUs", "µs"), `at 1 MiB ${number(result.latencyUsAt1mib ?? NaN)} µs`);
+      bandwidth.draw(
+        line("busbwGbps"),
+        (at) => tell(sweep, at, "busbwGbps", "GB/s"),
+        `largest size ${number(result.busbwGbpsP50 ?? NaN)} GB/s`,
+      );
+      latency.draw(
+        line("latencyUs"),
+        (at) => tell(sweep, at, "latencyUs", "µs"),
+        `at 1 MiB ${number(result.latencyUsAt1mib ?? NaN)} µs`,
+      );
     },
   };
 }

@@ -27,14 +27,23 @@ export function culpritCard() {
       ];
       replace(
         element,
-        el("h2", { id: "h-culprit" }, el("span", { class: "sign", "aria-hidden": "true" }, "✕"), ` Rank ${it.rank} failed first`),
+        el(
+          "h2",
+          { id: "h-culprit" },
+          el("span", { class: "sign", "aria-hidden": "true" }, "✕"),
+          ` Rank ${it.rank} failed first`,
+        ),
         el("dl", { class: "facts-list" }, ...facts.flatMap(([k, v]) => [el("dt", {}, k), el("dd", {}, v)])),
         it.traceback ? text("Traceback", cleanLines(it.traceback)) : null,
         ...lastLines(it),
         el(
           "p",
           { class: "card-links" },
-          el("a", { href: `#/run/${encodeURIComponent(run.instanceName)}/logs?rank=${it.rank}` }, `All of rank ${it.rank}'s log`),
+          el(
+            "a",
+            { href: `#/run/${encodeURIComponent(run.instanceName)}/logs?rank=${it.rank}` },
+            `All of rank ${it.rank}'s log`,
+          ),
         ),
       );
     },
@@ -54,7 +63,13 @@ export function stallCard() {
   const heading = el("h2", { id: "h-stall" });
   const facts = el("ul", { class: "stalls" });
   const stack = el("div", {});
-  const element = el("section", { class: "card warn", "aria-labelledby": "h-stall", hidden: true }, heading, facts, stack);
+  const element = el(
+    "section",
+    { class: "card warn", "aria-labelledby": "h-stall", hidden: true },
+    heading,
+    facts,
+    stack,
+  );
   let shown = "";
   return {
     element,
@@ -70,15 +85,17 @@ export function stallCard() {
       const first = silent[0];
       setText(heading, silent.length === 1 ? `Rank ${first.rank} is stalled` : `${silent.length} ranks are stalled`);
       facts.replaceChildren(
-        ...silent.slice(0, 8).map(({ rank, stalled }) =>
-          el(
-            "li",
-            {},
-            `rank ${rank}: silent since ${new Date(stalled.since).toLocaleTimeString("en-GB")}, `,
-            `usually a step every ${duration(stalled.usualStepSeconds)}`,
-            stalled.where ? `; its main thread is in ${clean(stalled.where)}` : "",
+        ...silent
+          .slice(0, 8)
+          .map(({ rank, stalled }) =>
+            el(
+              "li",
+              {},
+              `rank ${rank}: silent since ${new Date(stalled.since).toLocaleTimeString("en-GB")}, `,
+              `usually a step every ${duration(stalled.usualStepSeconds)}`,
+              stalled.where ? `; its main thread is in ${clean(stalled.where)}` : "",
+            ),
           ),
-        ),
         ...(silent.length > 8 ? [el("li", { class: "dim" }, `and ${silent.length - 8} more`)] : []),
       );
       stack.replaceChildren(

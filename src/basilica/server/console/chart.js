@@ -12,7 +12,8 @@ function ticks(low, high, wanted) {
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].map((n) => n * power).find((s) => s >= raw);
   const found = [];
-  for (let t = Math.ceil(low / step) * step; t <= high + step * 1e-9; t += step) found.push(Math.abs(t) < step * 1e-9 ? 0 : t);
+  for (let t = Math.ceil(low / step) * step; t <= high + step * 1e-9; t += step)
+    found.push(Math.abs(t) < step * 1e-9 ? 0 : t);
   return found;
 }
 
@@ -30,9 +31,9 @@ function extent(values) {
 }
 
 /**
- * `draw({lines, band, xLabel, logX, label})`. A line is `{points: [[x, y], …], class, many}`; where y is not finite there
- * is a gap. `many`: several curves in one path, a gap between them. A band is `[[x, low, high], …]`. `tell(x)` gives the
- * text for the point nearest to the pointer.
+ * `draw({lines, band, logX, label, tell})`. A line is `{points: [[x, y], …], class, many, dots}`; where y is not finite
+ * there is a gap. `many`: several curves in one path, a gap between them. A band is `[[x, low, high], …]`. `tell(x)`
+ * gives the text for the point nearest to the pointer.
  */
 export function chart() {
   const drawing = svg("svg", { class: "chart", role: "img", height: HEIGHT });
@@ -54,7 +55,10 @@ export function chart() {
     const bottom = HEIGHT - PLOT.bottom;
     const X = (v) => PLOT.left + ((across(v) - x0) / (x1 - x0)) * (right - PLOT.left);
     const Y = (v) => bottom - ((v - y0) / (y1 - y0)) * (bottom - PLOT.top);
-    scale = { X, xs: [...new Set(lines.filter((l) => !l.many).flatMap((l) => l.points.map(([x]) => x)))].sort((a, b) => a - b) };
+    scale = {
+      X,
+      xs: [...new Set(lines.filter((l) => !l.many).flatMap((l) => l.points.map(([x]) => x)))].sort((a, b) => a - b),
+    };
     const path = (points) => {
       let d = "";
       let pen = "M";
@@ -78,16 +82,29 @@ export function chart() {
     replace(
       drawing,
       ...ticks(y0, y1, 5).map((t) =>
-        svg("g", {}, svg("line", { class: "rung", x1: PLOT.left, x2: right, y1: Y(t), y2: Y(t) }),
-          svg("text", { class: "tick end", x: PLOT.left - 6, y: Y(t) + 4 }, yFormat(t)))),
+        svg(
+          "g",
+          {},
+          svg("line", { class: "rung", x1: PLOT.left, x2: right, y1: Y(t), y2: Y(t) }),
+          svg("text", { class: "tick end", x: PLOT.left - 6, y: Y(t) + 4 }, yFormat(t)),
+        ),
+      ),
       ...(logX ? logs.filter((_, i) => i % every === 0) : wide).map((t) =>
-        svg("text", { class: X(t) > right - 24 ? "tick end" : "tick middle", x: X(t) > right - 24 ? width : X(t), y: HEIGHT - 6 }, xFormat(t))),
+        svg(
+          "text",
+          { class: X(t) > right - 24 ? "tick end" : "tick middle", x: X(t) > right - 24 ? width : X(t), y: HEIGHT - 6 },
+          xFormat(t),
+        ),
+      ),
       spread.length > 1 ? svg("path", { class: "spread", d: `${path(outline)}Z` }) : null,
       ...lines.map((line) => svg("path", { class: `curve ${line.class ?? ""}`, d: path(line.points) })),
       ...lines.flatMap((line) =>
         line.points.length === 1 || line.dots
-          ? line.points.filter(([, y]) => Number.isFinite(y)).map(([x, y]) => svg("circle", { class: `dot ${line.class ?? ""}`, cx: X(x), cy: Y(y), r: 2.5 }))
-          : []),
+          ? line.points
+              .filter(([, y]) => Number.isFinite(y))
+              .map(([x, y]) => svg("circle", { class: `dot ${line.class ?? ""}`, cx: X(x), cy: Y(y), r: 2.5 }))
+          : [],
+      ),
       rule,
     );
   }
@@ -97,7 +114,12 @@ export function chart() {
     const at = event.clientX - drawing.getBoundingClientRect().left;
     let best = scale.xs[0];
     for (const x of scale.xs) if (Math.abs(scale.X(x) - at) < Math.abs(scale.X(best) - at)) best = x;
-    for (const [name, value] of Object.entries({ x1: scale.X(best), x2: scale.X(best), y1: PLOT.top, y2: HEIGHT - PLOT.bottom })) {
+    for (const [name, value] of Object.entries({
+      x1: scale.X(best),
+      x2: scale.X(best),
+      y1: PLOT.top,
+      y2: HEIGHT - PLOT.bottom,
+    })) {
       rule.setAttribute(name, value);
     }
     rule.setAttribute("visibility", "visible");

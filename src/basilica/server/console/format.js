@@ -1,9 +1,7 @@
 // How things read: durations, numbers, and text that others wrote.
 
-// Marks that reorder text on the screen, so that it reads as something else than it is; controls do nothing good either.
-// eslint-disable-next-line no-control-regex
+// Controls, and marks that reorder text on the screen, so that it reads as something else than it is.
 const ACTING = /[\u0000-\u0008\u000a-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]/gu;
-// eslint-disable-next-line no-control-regex
 const COLOUR = /\u001b\[[0-9;:]*m/g;
 const LONGEST = 4000;
 
@@ -23,7 +21,10 @@ export function logLine(text) {
 
 /** Several lines: tracebacks and stacks. */
 export function cleanLines(text) {
-  return String(text ?? "").split("\n").map(logLine).join("\n");
+  return String(text ?? "")
+    .split("\n")
+    .map(logLine)
+    .join("\n");
 }
 
 /** `0.4s`, `42s`, `3m12s`, `2h05m`, `3d4h`. */

@@ -11,7 +11,8 @@ const ASKED = 100_000; // lines to begin with, of all ranks together
 const ROW = 19;
 const COLOURS = 8;
 const NDJSON = "application/x-ndjson";
-const ERROR = /\b(Traceback|FATAL|CRITICAL|ERROR|[A-Z]\w*(?:Error|Exception)|panic(?:ked)?|Segmentation fault|Killed)\b/;
+const ERROR =
+  /\b(Traceback|FATAL|CRITICAL|ERROR|[A-Z]\w*(?:Error|Exception)|panic(?:ked)?|Segmentation fault|Killed)\b/;
 
 export function openLogs(body, main, app, name, query) {
   let run = null;
@@ -31,7 +32,13 @@ export function openLogs(body, main, app, name, query) {
   // ---- the page ----------------------------------------------------------------------------------------------------
 
   const ranks = el("select", { "aria-label": "Rank" });
-  const search = el("input", { type: "search", placeholder: "Find in the log  ( / )", "aria-label": "Find in the log", autocomplete: "off", spellcheck: "false" });
+  const search = el("input", {
+    type: "search",
+    placeholder: "Find in the log  ( / )",
+    "aria-label": "Find in the log",
+    autocomplete: "off",
+    spellcheck: "false",
+  });
   const found = el("span", { class: "dim found", role: "status" });
   const only = el("label", { class: "check" }, el("input", { type: "checkbox" }), "Only matches");
   const pause = el("button", { type: "button", "aria-pressed": "false" }, "Pause");
@@ -102,7 +109,14 @@ export function openLogs(body, main, app, name, query) {
   }
 
   function tellFound() {
-    setText(found, needle === "" ? "" : matches.length === 0 ? "not found" : `${match < 0 ? "" : `${match + 1} of `}${matches.length.toLocaleString("en")}`);
+    setText(
+      found,
+      needle === ""
+        ? ""
+        : matches.length === 0
+          ? "not found"
+          : `${match < 0 ? "" : `${match + 1} of `}${matches.length.toLocaleString("en")}`,
+    );
   }
 
   // ---- following ---------------------------------------------------------------------------------------------------
@@ -119,9 +133,13 @@ export function openLogs(body, main, app, name, query) {
     const pieces = new Map(); // by rank: lines of a piece whose end has not come yet
     const size = rank === null ? Math.max(1, run?.distributed.ranks.length ?? 1) : 1;
     let begun = false;
+    let lost = false;
     stream = new Stream({
       state: (state, problem, delay) => {
+        // The run's own stream tells how the connection stands, apart from what has befallen this one alone.
         if (state === "lost" || state === "refused") app.linkState(state, problem, delay);
+        else if (state === "live" && lost) app.linkState(run?.distributed.settled ? "ended" : "live");
+        lost = state === "lost";
       },
       connect: () => {
         pieces.clear();

@@ -9,6 +9,7 @@ import { choices, section } from "./parts.js";
 const CHARTS = 12; // a run may report 64 numbers; the rest is in `basilica train metrics`
 const POINTS = 30_000; // of all curves of one chart, so that a thousand ranks are no heavier than ten
 const EVERY = 2000;
+const SHARE = 5; // what is slow to ask for is asked for less often: a fifth of the time at most
 const BINS = 160;
 const ROUNDS = "diloco_"; // what DiLoCo tells of its rounds has a place of its own
 
@@ -19,21 +20,31 @@ export function metrics(name) {
   const curves = group("Metrics");
   const rounds = group("DiLoCo rounds");
   curves.part.side.append(
-    choices("Show", [["mean", "Mean and spread"], ["all", "All ranks"]], kept.mode, (mode) => {
-      kept.mode = mode;
-      for (const card of [...curves.cards.values(), ...rounds.cards.values()]) card.redraw();
-    }),
+    choices(
+      "Show",
+      [
+        ["mean", "Mean and spread"],
+        ["all", "All ranks"],
+      ],
+      kept.mode,
+      (mode) => {
+        kept.mode = mode;
+        for (const card of [...curves.cards.values(), ...rounds.cards.values()]) card.redraw();
+      },
+    ),
   );
   const element = el("div", { class: "bare" }, curves.part, rounds.part);
   let run = null;
   let newest = null; // of the reports that the curves show
   let timer = null;
-  let asked = 0;
+  let asking = false;
+  let next = 0; // when they may be asked for again
   const left = new AbortController();
 
   async function refresh() {
     timer = null;
-    asked = Date.now();
+    asking = true;
+    const began = Date.now();
     newest = stamp(run);
     const names = reported(run);
     const points = Math.min(200, Math.max(20, Math.floor(POINTS / Math.max(1, run.distributed.ranks.length))));
@@ -45,26 +56,27 @@ export function metrics(name) {
       }
     } catch (error) {
       if (!(error instanceof Refused)) return; // the page was left
-      newest = null; // asked for again with the next state
+      newest = null; // asked for again
     }
+    asking = false;
+    next = began + Math.max(EVERY, SHARE * (Date.now() - began));
     later();
   }
 
   function later() {
-    if (timer === null && run !== null && stamp(run) !== newest) {
-      timer = setTimeout(refresh, Math.max(0, asked + EVERY - Date.now()));
+    if (timer === null && !asking && stamp(run) !== newest) {
+      timer = setTimeout(refresh, Math.max(0, next - Date.now()));
     }
   }
 
   return {
     element,
-    update(next) {
-      const first = run === null;
-      run = next;
+    update(latest) {
+      run = latest;
       const names = reported(run);
       curves.part.show(names.some((metric) => !metric.startsWith(ROUNDS)));
       rounds.part.show(names.some((metric) => metric.startsWith(ROUNDS)));
-      if (names.length > 0 && (first || asked === 0 || timer === null)) later();
+      if (names.length > 0) later();
     },
     close() {
       clearTimeout(timer);
@@ -80,7 +92,10 @@ function reported(run) {
 }
 
 function stamp(run) {
-  return run.distributed.ranks.reduce((latest, rank) => (rank.report && rank.report.at > latest ? rank.report.at : latest), "");
+  return run.distributed.ranks.reduce(
+    (latest, rank) => (rank.report && rank.report.at > latest ? rank.report.at : latest),
+    "",
+  );
 }
 
 function group(title) {
@@ -106,7 +121,13 @@ function metricCard(metric) {
   const last = el("span", { class: "last" });
   const bad = el("p", { class: "bad-values", "data-tone": "bad", hidden: true });
   const drawing = chart();
-  const element = el("figure", { class: "metric" }, el("figcaption", {}, el("span", { class: "mono" }, clean(metric)), last), drawing, bad);
+  const element = el(
+    "figure",
+    { class: "metric" },
+    el("figcaption", {}, el("span", { class: "mono" }, clean(metric)), last),
+    drawing,
+    bad,
+  );
   let series = [];
 
   function redraw() {
@@ -115,6 +136,7 @@ function metricCard(metric) {
     const steps = found.every((s) => s.points.every((p) => p.step !== undefined));
     const x = (p) => (steps ? p.step : Date.parse(p.at) / 1000);
     const merged = merge(found, x);
+    const ranks = plural(new Set(found.map((s) => s.rank)).size, "rank");
     const lastOf = found.map((s) => value(s.points.at(-1).value));
     const mean = lastOf.reduce((sum, v) => sum + v, 0) / lastOf.length;
     setText(last, found.length === 1 ? number(mean) : `mean ${number(mean)}`);
@@ -124,20 +146,27 @@ function metricCard(metric) {
       const [one] = notFinite;
       const point = one.points.find((p) => !Number.isFinite(value(p.value)));
       const when = point.step === undefined ? "" : ` at step ${point.step}`;
-      const more = notFinite.length > 1 ? `, and ${plural(notFinite.length - 1, "other rank")}` : "";
+      const others = new Set(notFinite.map((s) => s.rank)).size - 1;
+      const more = others > 0 ? `; so did ${plural(others, "other rank")}` : "";
       setText(bad, `✕ rank ${one.rank} reported ${point.value}${when}${more}`);
     }
     const all = kept.mode === "all";
     drawing.draw({
       lines: all
         ? [
-            { many: true, class: "each", points: found.flatMap((s) => [[x(s.points[0]), NaN], ...s.points.map((p) => [x(p), value(p.value)])]) },
+            {
+              many: true,
+              class: "each",
+              points: found.flatMap((s) => [[x(s.points[0]), NaN], ...s.points.map((p) => [x(p), value(p.value)])]),
+            },
             { class: "unseen-line", points: merged.map((m) => [m.x, m.mean]) }, // for the pointer
           ]
         : [{ points: merged.map((m) => [m.x, m.mean]) }],
       band: all || merged.every((m) => m.low === m.high) ? [] : merged.map((m) => [m.x, m.low, m.high]),
-      xFormat: steps ? number : (t) => new Date(t * 1000).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" }),
-      label: `${clean(metric)} of ${plural(found.length, "rank")}: mean ${number(merged[0].mean)} at first, ${number(mean)} at last`,
+      xFormat: steps
+        ? number
+        : (t) => new Date(t * 1000).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" }),
+      label: `${clean(metric)} of ${ranks}: mean ${number(merged[0].mean)} at first, ${number(mean)} at last`,
       tell: (at) => {
         const m = merged.find((one) => one.x === at);
         if (!m) return "";

@@ -6,10 +6,21 @@ import { phaseBadge, worldBar } from "./parts.js";
 import { Runs } from "./store.js";
 import { events } from "./stream.js";
 import { Windowed } from "./windowed.js";
-import { GROUPS, isEnded } from "./words.js";
+import { GROUPS } from "./words.js";
 
-const PHASE_ORDER = ["failed", "degraded", "pending", "scheduling", "pulling", "starting", "ready", "succeeded", "cancelled"];
+const PHASE_ORDER = [
+  "failed",
+  "degraded",
+  "pending",
+  "scheduling",
+  "pulling",
+  "starting",
+  "ready",
+  "succeeded",
+  "cancelled",
+];
 const AGES_EVERY = 5000;
+const NARROW = matchMedia("(max-width: 760px)");
 
 const COLUMNS = [
   { name: "name", label: "Name", by: (r) => r.friendlyName },
@@ -86,7 +97,8 @@ export function openOverview(main, app) {
   const list = new Windowed({
     scroller: main,
     list: body,
-    height: () => (matchMedia("(max-width: 760px)").matches ? 84 : 41),
+    height: () => (NARROW.matches ? 84 : 41), // as in the style sheet
+    inset: () => table.firstElementChild.offsetHeight,
     count: () => shown.length,
     key: (i) => shown[i].instanceName,
     make: makeRow,
@@ -226,7 +238,7 @@ function makeRow() {
 function fillRow(element, run, index, now) {
   const { link, instance, phase, world, gpu, old, reason, message } = element.parts;
   setAttribute(element, "aria-rowindex", index + 2);
-  setText(old, lasted(run, now));
+  setText(old, age(Date.parse(run.createdAt), now));
   if (element.version === run.version) return;
   element.version = run.version;
   element.dataset.key = run.instanceName;
@@ -242,12 +254,6 @@ function fillRow(element, run, index, now) {
   setAttribute(reason, "data-tone", event?.type === "Warning" ? "warn" : null);
   setText(message, event ? clean(event.message) : "");
   setAttribute(message, "title", event ? `${clock(event.last_timestamp, now)}  ${clean(event.message)}` : null);
-}
-
-/** How old a live run is, and how long an ended one took. */
-function lasted(run, now) {
-  const end = isEnded(run.phase) && run.finishedAt ? Date.parse(run.finishedAt) : now;
-  return age(Date.parse(run.createdAt), end);
 }
 
 function fillNothing(element, runs, shown) {

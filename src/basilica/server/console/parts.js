@@ -44,8 +44,8 @@ export function worldBar() {
 }
 
 /** A button that copies a command, and says so. */
-export function copyButton(text) {
-  const button = el("button", { type: "button", class: "quiet copy", title: "Copy the command" }, "Copy");
+export function copyButton(text, label = "Copy") {
+  const button = el("button", { type: "button", class: "quiet copy", title: "Copy the command" }, label);
   button.addEventListener("click", async () => {
     const given = text();
     try {
@@ -54,7 +54,7 @@ export function copyButton(text) {
       copyBySelection(given); // over plain HTTP from another machine there is no clipboard to ask for
     }
     button.textContent = "Copied";
-    setTimeout(() => (button.textContent = "Copy"), 1500);
+    setTimeout(() => (button.textContent = label), 1500);
   });
   return button;
 }

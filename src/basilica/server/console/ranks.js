@@ -1,4 +1,4 @@
-// The ranks of a run as a grid, one cell each: a sign and a colour for the state, everything else for the one looked at.
+// The ranks of a run as a grid, one cell each: a sign and a colour for the state, and all else of the one looked at.
 
 import { el, setAttribute, setText } from "./dom.js";
 import { clean, duration, number, plural } from "./format.js";
@@ -7,7 +7,13 @@ import { STATES, shownState, stateOf } from "./words.js";
 
 export function rankGrid(name) {
   const counts = el("div", { class: "legend" });
-  const grid = el("div", { class: "grid", role: "listbox", tabindex: "0", "aria-label": "Ranks", "aria-orientation": "horizontal" });
+  const grid = el("div", {
+    class: "grid",
+    role: "listbox",
+    tabindex: "0",
+    "aria-label": "Ranks",
+    "aria-orientation": "horizontal",
+  });
   const detail = el("div", { class: "rank-detail" });
   const empty = el("p", { class: "dim" }, "No ranks yet.");
   const part = section("Ranks", counts, grid, empty, detail);
@@ -21,7 +27,9 @@ export function rankGrid(name) {
     const cell = index === null ? null : grid.children[index];
     if (!cell) {
       grid.removeAttribute("aria-activedescendant");
-      detail.replaceChildren(el("span", { class: "dim" }, "Point at a rank, or use the arrow keys, to see its state, node and last report."));
+      detail.replaceChildren(
+        el("span", { class: "dim" }, "Point at a rank, or use the arrow keys, to see its state, node and last report."),
+      );
       return;
     }
     cell.setAttribute("aria-selected", "true");
@@ -60,7 +68,9 @@ export function rankGrid(name) {
       setAttribute(grid, "data-size", ranks.length <= 64 ? "large" : ranks.length <= 256 ? "middle" : "small");
       while (grid.children.length > ranks.length) grid.lastElementChild.remove();
       ranks.forEach((rank, i) => {
-        const cell = grid.children[i] ?? grid.appendChild(el("div", { role: "option", id: `rank-${i}`, "aria-selected": "false" }));
+        const cell =
+          grid.children[i] ??
+          grid.appendChild(el("div", { role: "option", id: `rank-${i}`, "aria-selected": "false" }));
         fill(cell, rank, culprit?.rank === rank.rank);
       });
       summarize(counts, ranks);
@@ -81,7 +91,10 @@ function fill(cell, rank, guilty) {
   setAttribute(cell, "data-guilty", guilty ? "" : null);
   const restarts = rank.restarts > 0 ? `, ${plural(rank.restarts, "restart")}` : "";
   const node = rank.nodeName ? `, node ${clean(rank.nodeName)}` : "";
-  cell.setAttribute("aria-label", `rank ${rank.rank}, ${clean(state)}${restarts}${node}${guilty ? ", failed first" : ""}`);
+  cell.setAttribute(
+    "aria-label",
+    `rank ${rank.rank}, ${clean(state)}${restarts}${node}${guilty ? ", failed first" : ""}`,
+  );
 }
 
 function summarize(element, ranks) {
@@ -95,7 +108,12 @@ function summarize(element, ranks) {
   element.replaceChildren(
     ...shown.map(([state, count]) => {
       const { sign, tone } = stateOf(state);
-      return el("span", { "data-tone": tone }, el("span", { class: "sign", "aria-hidden": "true" }, sign), `${count} ${clean(state)}`);
+      return el(
+        "span",
+        { "data-tone": tone },
+        el("span", { class: "sign", "aria-hidden": "true" }, sign),
+        `${count} ${clean(state)}`,
+      );
     }),
   );
 }
@@ -110,9 +128,13 @@ function describe(name, rank, exit) {
   if (rank.note) facts.push(["Note", clean(rank.note)]);
   if (rank.report?.step !== undefined) facts.push(["Step", String(rank.report.step)]);
   if (rank.report?.stepSeconds) facts.push(["Step time", duration(rank.report.stepSeconds)]);
-  for (const [metric, value] of Object.entries(rank.report?.values ?? {}).slice(0, 4)) facts.push([clean(metric), number(value)]);
+  for (const [metric, value] of Object.entries(rank.report?.values ?? {}).slice(0, 4))
+    facts.push([clean(metric), number(value)]);
   if (exit) {
-    facts.push(["Exit code", exit.exitCode < 0 ? "unknown" : String(exit.exitCode)], ["Reason", clean(exit.terminationReason ?? "–")]);
+    facts.push(
+      ["Exit code", exit.exitCode < 0 ? "unknown" : String(exit.exitCode)],
+      ["Reason", clean(exit.terminationReason ?? "–")],
+    );
     if (exit.role) facts.push(["Role", clean(exit.role)]);
   }
   return [

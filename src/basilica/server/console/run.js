@@ -15,6 +15,8 @@ import { eventList, timeline } from "./timeline.js";
 import { isEnded } from "./words.js";
 
 const EVENTS_SHOWN = 300;
+const EVENTS_EVERY = 300;
+const EVENTS_AGAIN = 5000; // after one that failed
 
 export function openRun(main, app, name, tab, query) {
   app.title(name);
@@ -38,7 +40,8 @@ export function openRun(main, app, name, tab, query) {
     event: (kind, data) => {
       if (kind === "status") take(data);
       // The record goes a moment after the last rank: a reader may see the end of the one or of the other.
-      if (kind === "deleted" || (kind === "end" && run?.state === "Terminating")) head.gone("This run has been deleted.");
+      if (kind === "deleted" || (kind === "end" && run?.state === "Terminating"))
+        head.gone("This run has been deleted.");
       return kind !== "status";
     },
     state: (state, problem, pause) => {
@@ -71,7 +74,10 @@ function header(app, name, tab) {
   const link = (to, label) =>
     el(
       "a",
-      { href: `#/run/${encodeURIComponent(name)}${to ? `/${to}` : ""}`, "aria-current": (to || "run") === tab && "page" },
+      {
+        href: `#/run/${encodeURIComponent(name)}${to ? `/${to}` : ""}`,
+        "aria-current": (to || "run") === tab && "page",
+      },
       label,
     );
   const tabs = el("nav", { class: "tabs", "aria-label": "This run" }, link("", "Run"), link("logs", "Logs"));
@@ -164,27 +170,35 @@ function openSections(body, app, name) {
     link.element,
     happened,
   );
-  let version = -1;
-  let asking = null;
+  const left = new AbortController();
+  let latest = null;
+  let version = -1; // of the run, when its events were last asked for
+  let timer = null;
+  let asking = false;
 
   /** Events come with a request of their own, after a state that is newer; while one is under way the next waits. */
-  async function askEvents(run) {
-    if (run.version === version || asking) return;
-    asking = new AbortController();
+  async function askEvents() {
+    timer = null;
+    asking = true;
+    const newest = latest.version;
+    let pause = EVENTS_EVERY;
     try {
-      const answer = await get(`${pathOf(name)}/events?limit=${EVENTS_SHOWN}`, { signal: asking.signal });
-      version = run.version;
+      const answer = await get(`${pathOf(name)}/events?limit=${EVENTS_SHOWN}`, { signal: left.signal });
+      version = newest;
       line.events(answer.events);
       list.update(answer.events);
     } catch (error) {
       if (!(error instanceof Refused)) return; // the page was left
-    } finally {
-      asking = null;
+      pause = EVENTS_AGAIN;
     }
-    if (latest.version !== version) setTimeout(() => askEvents(latest), 300);
+    asking = false;
+    soon(pause);
   }
 
-  let latest = null;
+  function soon(pause) {
+    if (latest.version !== version && !asking && timer === null) timer = setTimeout(askEvents, pause);
+  }
+
   return {
     update(run) {
       latest = run;
@@ -198,10 +212,11 @@ function openSections(body, app, name) {
       line.update(run);
       curves.update(run);
       link.update(d.bench);
-      askEvents(run);
+      soon(0);
     },
     close() {
-      asking?.abort();
+      left.abort();
+      clearTimeout(timer);
       curves.close();
       line.close();
     },

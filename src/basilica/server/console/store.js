@@ -1,4 +1,4 @@
-// All runs as the server last told of them. Whoever shows them is called once a frame at most, however fast they change.
+// All runs as the server last told of them. Who shows them is called once a frame at most, however fast they change.
 
 export class Runs {
   constructor() {

@@ -27,8 +27,9 @@ export async function* linesOf(answer, alive) {
 
 /**
  * Keeps an answer open. `connect` gives the path and headers to ask with, each time anew, so that it can say from where
- * to go on; `read` takes the lines and returns true when there is nothing more to come. `state` is told how it stands:
- * `connecting`, `live`, `lost` with the problem and the delay, `refused` with what the server said, `ended`.
+ * to go on; `read` takes the lines, and null at the end of the answer, and returns true when there is nothing more to
+ * come. `state` is told how it stands: `connecting`, `live`, `lost` with the problem and the delay, `refused` with what
+ * the server said, `ended`.
  */
 export class Stream {
   constructor({ connect, read, state }) {
@@ -69,7 +70,7 @@ export class Stream {
     let delay = FIRST_DELAY;
     this.state("connecting");
     while (!this.stopped) {
-      let problem = "the connection broke";
+      let problem = null; // an answer that ended properly is asked for again without alarm
       try {
         if (await this.once(() => (delay = FIRST_DELAY))) {
           if (!this.stopped) this.state("ended");
@@ -81,11 +82,11 @@ export class Stream {
           this.state("refused", error);
           return;
         }
-        if (error instanceof Refused) problem = error.message;
+        problem = error instanceof Refused ? error.message : "the connection broke";
       }
       if (this.stopped) return;
       const pause = delay * (0.75 + Math.random() / 2);
-      if (!this.resting) this.state("lost", problem, pause);
+      if (!this.resting && problem !== null) this.state("lost", problem, pause);
       await this.pause(this.resting ? null : pause);
       delay = Math.min(delay * 2, LONGEST_DELAY);
     }

@@ -104,7 +104,10 @@ function drawTimeline(drawing, run, events, now) {
   const ready = steps("ready", d.worldSize.ready);
   const start = samples.length > 0 ? x(samples[0].at) : x(begin);
   const marks = spaced(
-    events.filter((event) => event.reason !== "Created").slice(0, MARKS).map((event) => ({ event, at: x(Date.parse(event.last_timestamp)) })),
+    events
+      .filter((event) => event.reason !== "Created")
+      .slice(0, MARKS)
+      .map((event) => ({ event, at: x(Date.parse(event.last_timestamp)) })),
   );
   drawing.setAttribute("width", width);
   drawing.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
@@ -120,8 +123,11 @@ function drawTimeline(drawing, run, events, now) {
       return svg(
         "g",
         {},
-        svg("rect", { class: "band", "data-tone": phaseOf(phase).tone, x: x(from), y: 2, width: wide, height: 12, rx: 2 },
-          svg("title", {}, phase)),
+        svg(
+          "rect",
+          { class: "band", "data-tone": phaseOf(phase).tone, x: x(from), y: 2, width: wide, height: 12, rx: 2 },
+          svg("title", {}, phase),
+        ),
         wide > phase.length * 7 + 16
           ? svg("text", { class: "band-label", x: x(from) + 5, y: 12 }, `${phaseOf(phase).sign} ${phase}`)
           : null,
@@ -162,9 +168,18 @@ export function eventList(app) {
             "li",
             {},
             el("time", { class: "dim", datetime: event.last_timestamp }, clock(event.last_timestamp, now)),
-            el("span", { class: "event-reason", "data-tone": event.type === "Warning" && tone === "idle" ? "warn" : tone },
-              el("span", { class: "sign", "aria-hidden": "true" }, sign), clean(event.reason)),
-            el("span", { class: "event-text" }, clean(event.message), event.count > 1 ? el("span", { class: "dim" }, ` ×${event.count}`) : null),
+            el(
+              "span",
+              { class: "event-reason", "data-tone": event.type === "Warning" && tone === "idle" ? "warn" : tone },
+              el("span", { class: "sign", "aria-hidden": "true" }, sign),
+              clean(event.reason),
+            ),
+            el(
+              "span",
+              { class: "event-text" },
+              clean(event.message),
+              event.count > 1 ? el("span", { class: "dim" }, ` ×${event.count}`) : null,
+            ),
           );
         }),
       );

@@ -5,10 +5,11 @@ const MARGIN = 12; // rows beyond the edges, so that a quick scroll shows no gap
 export class Windowed {
   /**
    * `scroller` scrolls and holds `list` somewhere inside. `height()` is that of a row, `count()` how many there are,
-   * `key(i)` what a row is of, and `render(i, element)` fills an element that may have shown that key before.
+   * `key(i)` what a row is of, and `render(i, element)` fills an element that may have shown that key before. `inset()`
+   * is the height of what covers the top of the scroller.
    */
-  constructor({ scroller, list, height, count, key, render, make }) {
-    Object.assign(this, { scroller, list, height, count, key, render, make });
+  constructor({ scroller, list, height, count, key, render, make, inset = () => 0 }) {
+    Object.assign(this, { scroller, list, height, count, key, render, make, inset });
     this.elements = new Map();
     this.onScroll = () => this.schedule();
     scroller.addEventListener("scroll", this.onScroll, { passive: true });
@@ -30,8 +31,10 @@ export class Windowed {
     });
   }
 
+  /** Where the list begins, in what the scroller scrolls. */
   get top() {
-    return this.list === this.scroller ? 0 : this.list.offsetTop - this.scroller.offsetTop;
+    const within = this.list.getBoundingClientRect().top - this.scroller.getBoundingClientRect().top;
+    return within + this.scroller.scrollTop;
   }
 
   /** The rows in sight, as [first, last). */
@@ -65,7 +68,7 @@ export class Windowed {
     }
     this.elements = next;
     // An element that was moved has lost the focus.
-    if (focused && focused !== document.activeElement && this.list.contains(focused)) focused.focus({ preventScroll: true });
+    if (focused !== document.activeElement && focused?.isConnected) focused.focus({ preventScroll: true });
   }
 
   /** Scrolls so that a row is in sight, in the middle if asked. */
@@ -74,12 +77,12 @@ export class Windowed {
     const begin = this.top + index * height;
     const room = this.scroller.clientHeight;
     if (centre) this.scroller.scrollTop = begin - room / 2;
-    else if (begin < this.scroller.scrollTop + this.top) this.scroller.scrollTop = begin - this.top;
+    else if (begin - this.inset() < this.scroller.scrollTop) this.scroller.scrollTop = begin - this.inset();
     else if (begin + height > this.scroller.scrollTop + room) this.scroller.scrollTop = begin + height - room;
     this.draw();
   }
 
-  /** Draws all rows anew, though their keys are the same. */
+  /** The element of a row, if it is in sight. */
   elementOf(key) {
     return this.elements.get(key);
   }

@@ -2,9 +2,9 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from basilica.core.deployment import Deployment
+from basilica.core.deployment import Deployment, Owner
 from basilica.core.errors import BasilicaError, DeploymentNotFound, StoreUnavailable, ValidationError
 from basilica.core.names import namespace_of
 from basilica.core.status import DeploymentStatus
@@ -12,7 +12,6 @@ from basilica.kube.informer import version_of
 from basilica.kube.userdeployment import (
     CREATED_AT,
     DIGEST,
-    FINALIZER,
     KEY,
     ORDER,
     REQUESTED,
@@ -55,11 +54,6 @@ class Record:
         return str(self.obj["metadata"]["uid"])
 
     @property
-    def held(self) -> bool:
-        """It has our finalizer."""
-        return FINALIZER in (self.obj["metadata"].get("finalizers") or ())
-
-    @property
     def deleting(self) -> bool:
         return "deletionTimestamp" in self.obj["metadata"]
 
@@ -99,6 +93,7 @@ def record_of(obj: Json, secrets: Mapping[str, str], earlier: Record | None) -> 
             spec=spec_of(obj, secrets),
             status=state_of(instance, status["state"]) if status.get("state") else _new_status(obj),
             version=version,
+            owner=Owner(obj["metadata"]["name"], obj["metadata"]["uid"]),
         )
         requested = events_of(instance, (obj["metadata"].get("annotations") or {}).get(REQUESTED, ""))
         observed = events_of(instance, status.get("events", ""))
@@ -129,13 +124,6 @@ def _new_status(obj: Json) -> DeploymentStatus:
         return DeploymentStatus(created_at=moment_of(obj["metadata"]["creationTimestamp"]))
 
 
-@dataclass(slots=True)
-class _Secrets:
-    """What Secrets hold, by the uid of the object that refers to them; they do not change."""
-
-    known: dict[str, Mapping[str, str]] = field(default_factory=dict)
-
-
 class Records:
     """What there is, by instance name. Rings the bell when it changes."""
 
@@ -144,8 +132,10 @@ class Records:
         self._on_problem = on_problem
         self._records: dict[str, Record] = {}
         self._namespaces: dict[str, set[str]] = {}
+        self._objects: dict[tuple[str, str], str] = {}  # namespace and object name to instance
         self._gone: OrderedDict[str, tuple[str, int]] = OrderedDict()  # uid to instance and version
-        self._secrets = _Secrets()
+        self._leaving: set[str] = set()  # uids of what we are taking away: how that goes is no news
+        self._secrets: dict[str, Mapping[str, str]] = {}  # what an object's Secret holds, by the object's uid
 
     def take(self, obj: Json, secrets: Mapping[str, str] | None = None) -> Record | None:
         """An object as somebody was told it is; None if it is known to be gone. What is older than known is not
@@ -154,12 +144,16 @@ class Records:
         if uid in self._gone:
             return None
         if secrets is not None:
-            self._secrets.known[uid] = dict(secrets)
+            self._secrets[uid] = dict(secrets)
         instance = instance_of(obj)
         known = self._records.get(instance)
-        if known is not None and known.uid == uid and known.version >= version_of(obj):
+        if known is not None and known.uid == uid and (known.version >= version_of(obj) or uid in self._leaving):
             return known
-        record = record_of(obj, self._secrets.known.get(uid, {}), known)
+        record = record_of(obj, self._secrets.get(uid, {}), known)
+        before = self._objects.get((record.namespace, record.name))
+        if before is not None and self._records[before].uid != uid:  # it went and came while nobody told us
+            self.drop(self._records[before].obj, record.version)
+        self._objects[record.namespace, record.name] = instance
         self._records[instance] = record
         self._namespaces.setdefault(record.namespace, set()).add(instance)
         self.bell.ring(instance)
@@ -169,7 +163,7 @@ class Records:
 
     def learn_secrets(self, record: Record, secrets: Mapping[str, str]) -> Record:
         """The same object, now that what its Secret holds is known."""
-        self._secrets.known[record.uid] = dict(secrets)
+        self._secrets[record.uid] = dict(secrets)
         again = record_of(record.obj, secrets, record)
         if self._records.get(record.instance) is record:
             self._records[record.instance] = again
@@ -177,7 +171,11 @@ class Records:
 
     def lacks_secrets(self, record: Record) -> str | None:
         """The name of the Secret that has to be read before the run is whole."""
-        return None if record.uid in self._secrets.known else secret_of(record.obj)
+        return None if record.uid in self._secrets else secret_of(record.obj)
+
+    def leave(self, record: Record, leaving: bool) -> None:
+        """From now on only its end is news; or, where that failed, its changes again."""
+        (self._leaving.add if leaving else self._leaving.discard)(record.uid)
 
     def drop(self, obj: Json, version: int) -> None:
         """It is gone."""
@@ -185,17 +183,24 @@ class Records:
         if uid in self._gone:
             return
         self._gone[uid] = (instance, version)
+        self._leaving.discard(uid)
         while len(self._gone) > GONE_KEPT:
             self._gone.popitem(last=False)
-        self._secrets.known.pop(uid, None)
+        self._secrets.pop(uid, None)
         known = self._records.get(instance)
         if known is not None and known.uid == uid:
             del self._records[instance]
+            del self._objects[known.namespace, known.name]
             self._namespaces[known.namespace].discard(instance)
         self.bell.ring(instance)
 
     def get(self, instance: str) -> Record | None:
         return self._records.get(instance)
+
+    def of_uid(self, obj: Json) -> Record | None:
+        """What we know of that very object."""
+        record = self._records.get(instance_of(obj))
+        return record if record is not None and record.uid == obj["metadata"]["uid"] else None
 
     def is_gone(self, instance: str) -> bool:
         return any(instance == gone for gone, _ in self._gone.values())

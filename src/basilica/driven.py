@@ -1,0 +1,423 @@
+"""The entrypoint of a rank whose control plane is far away: it runs the attempts that the run's keyspace orders.
+
+The pod stays between attempts, so a restart is as quick as on one machine. Each attempt is claimed before it starts,
+and each end is recorded in the keyspace and in the container's termination message. A keyspace that does not answer
+changes nothing: the rank goes on, and what has happened is told when it answers again, or again if it has forgotten.
+
+    BASILICA_DRIVEN            1: be driven (set by the Kubernetes runtime)
+    BASILICA_POD_UID           who claims
+    BASILICA_TERMINATION_LOG   the file of the termination message (default /dev/termination-log)
+    BASILICA_MEMORY_EVENTS     where the kernel counts kills for memory (default: of this container's cgroup)
+    BASILICA_SCRATCH           a directory for the rank's result and error files (default: a temporary one)
+"""
+
+import asyncio
+import base64
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from basilica import mesh
+from basilica.core.commands import expanded
+from basilica.core.seen import Ended
+from basilica.entrypoint import CANNOT_EXECUTE, ENDING, FORWARDED, NOT_FOUND, Rank, reap_all
+from basilica.rendezvous.client import KeysClient
+from basilica.rendezvous.exchange import NoAnswer
+from basilica.rendezvous.orders import RESULTS, AttemptRecord, Order, attempt_key, load_order, load_record, order_key
+from basilica.runtimes.local.tracebacks import read_traceback
+
+TERMINATED = 128 + signal.SIGTERM
+MEMORY_EVENTS = "/sys/fs/cgroup/memory.events"
+TERMINATION_LOG = "/dev/termination-log"
+MESSAGE_BYTES_MAX = 2000  # a message is cut at 4096 bytes, and some runtimes keep half of it
+LINES_KEPT, LINE_CHARS_MAX, TRACEBACK_CHARS_MAX = 20, 500, 4000
+RESULT_BYTES_MAX = 512 << 10
+RECORDS_KEPT = 4
+TELL_WITHIN_S = 10.0
+AGAIN_FIRST_S, AGAIN_MAX_S = 0.05, 1.0
+
+
+class Output:
+    """What the rank writes, passed on to our own output; the last lines are remembered."""
+
+    def __init__(self) -> None:
+        self._reading, self.writing = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._reading, False)
+        self._lines: deque[bytes] = deque(maxlen=LINES_KEPT)
+        self._rest = b""
+        asyncio.get_running_loop().add_reader(self._reading, self._pass_on)
+
+    def started(self) -> None:
+        """The rank has its end of the pipe."""
+        os.close(self.writing)
+
+    def _pass_on(self) -> bool:
+        try:
+            piece = os.read(self._reading, 1 << 16)
+        except BlockingIOError:
+            return False
+        if not piece:
+            asyncio.get_running_loop().remove_reader(self._reading)
+            return False
+        _write_all(piece)
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        self._lines.extend(line[: 4 * LINE_CHARS_MAX] for line in lines)
+        self._rest = self._rest[-(1 << 16) :]
+        return True
+
+    def finish(self) -> tuple[str, ...]:
+        """The last lines, once the rank has ended; what it left behind may hold the pipe open and is not waited for."""
+        while self._pass_on():
+            pass
+        asyncio.get_running_loop().remove_reader(self._reading)
+        os.close(self._reading)
+        last = [*self._lines, *([self._rest] if self._rest else [])][-LINES_KEPT:]
+        return tuple(line.decode(errors="replace")[:LINE_CHARS_MAX] for line in last)
+
+
+class Driven:
+    """One rank, over all attempts that run in this container."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], scratch: Path) -> None:
+        self._command, self._environment, self._scratch = list(command), environment, scratch
+        self._rank = int(environment["BASILICA_RANK"])
+        self._pod, self._node = environment.get("BASILICA_POD_UID", ""), environment.get("NODE_NAME", "")
+        self._endpoint = environment["BASILICA_RDZV_ENDPOINT"]
+        self._memory_events = environment.get("BASILICA_MEMORY_EVENTS", MEMORY_EVENTS)
+        self._order: Order | None = None
+        self._ending = False  # the platform told us to end
+        self._process: Rank | None = None
+        self._stirred = asyncio.Event()
+        self._records: dict[int, AttemptRecord] = {}
+        self._untold: dict[str, str] = {}  # keys and values that the keyspace has yet to take
+        self._news, self._told = asyncio.Event(), asyncio.Event()
+        self._handled = -1  # the newest attempt that was run, or was not ours to run
+        self._code = TERMINATED
+
+    async def run(self) -> int:
+        """Until the rank is done, nothing more is wanted, or the container is to end; its exit code."""
+        loop = asyncio.get_running_loop()
+        for number in FORWARDED:
+            loop.add_signal_handler(number, self._signalled, number)
+        loop.add_signal_handler(signal.SIGCHLD, self._reap)
+        tasks = [asyncio.create_task(self._follow_orders()), asyncio.create_task(self._tell())]
+        try:
+            return await self._serve()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _serve(self) -> int:
+        while not self._ending:
+            order = self._order
+            if order is not None and order.run and order.attempt > self._handled:
+                self._handled = order.attempt
+                if await self._attempt(order):
+                    break
+            elif order is not None and order.leave:
+                break
+            else:
+                await self._stir()
+        await self._all_told()
+        return self._code
+
+    def _signalled(self, number: int) -> None:
+        self._ending = self._ending or number in ENDING
+        if self._process is not None and number not in ENDING:
+            self._process.signal(number)
+        self._stirred.set()
+
+    def _reap(self) -> None:
+        if self._process is None:
+            reap_all()
+        elif self._process.code is None:
+            self._process.reap()
+        self._stirred.set()
+
+    async def _stir(self, within: float | None = None) -> None:
+        """Wait until something has happened."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                await self._stirred.wait()
+        self._stirred.clear()
+
+    # ---- one attempt -----------------------------------------------------------------------------------------------
+
+    async def _attempt(self, order: Order) -> bool:
+        """Run it, if it is ours; True if the rank has done its work, so that nothing more is to come."""
+        if not await self._claim(order.attempt):
+            return False
+        await self._pass_the_gate(order.attempt)
+        if self._is_to_end(order.attempt):
+            stopped = not self._ending
+            reason = "Cancelled" if stopped else "Terminated"
+            ended = Ended(
+                exit_code=None, reason=reason, finished_at=time.time(), stopped=stopped, by_platform=not stopped
+            )
+        else:
+            ended = await self._execute(order)
+        self._record(order.attempt, ended=ended)
+        self._leave_message(order.attempt)
+        self._tell_result()
+        done = ended.exit_code == 0 and not ended.stopped and not ended.by_platform
+        self._code = 0 if done else ended.exit_code or TERMINATED  # 0 would tell Kubernetes that the rank is done
+        return done
+
+    async def _claim(self, attempt: int) -> bool:
+        """Whether this attempt is ours. It may have been stopped already, or belong to another pod of the rank."""
+        record = AttemptRecord(pod=self._pod, node=self._node, claimed_at=time.time())
+        async with _keys(self._endpoint) as keys:
+            async for _ in _attempts():
+                if self._is_to_end(attempt):
+                    return False
+                with contextlib.suppress(NoAnswer):
+                    key = attempt_key(self._rank, attempt)
+                    answer = await keys.put(key, record.dump(), prev_exist=False)
+                    if not answer.ok:  # perhaps by our own claim, whose answer was lost
+                        found = load_record(str((await keys.get(key)).node.get("value", "")))
+                        if found is None:
+                            continue
+                        if found.pod != self._pod or found.ended is not None:
+                            return False
+                        record = found
+                    self._records[attempt] = record
+                    return True
+        return False
+
+    async def _pass_the_gate(self, attempt: int) -> None:
+        timeout = float(self._environment.get("BASILICA_MESH_TIMEOUT", mesh.DEFAULT_SECONDS))
+        gate = asyncio.create_task(mesh.mesh_wait_async(timeout))
+        gate.add_done_callback(lambda _: self._stirred.set())
+        while not gate.done() and not self._is_to_end(attempt):
+            await self._stir()
+        gate.cancel()
+        await asyncio.gather(gate, return_exceptions=True)
+
+    def _is_to_end(self, attempt: int) -> bool:
+        order = self._order
+        return self._ending or (order is not None and order.attempt >= attempt and not order.run)
+
+    async def _execute(self, order: Order) -> Ended:
+        environment = self._rank_environment(order)
+        for name in ("BASILICA_RESULT_FILE", "TORCHELASTIC_ERROR_FILE"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(environment[name])  # of an earlier attempt
+        kills = self._memory_kills()
+        command, output = expanded(self._command, environment), Output()
+        try:
+            rank = self._process = Rank(command, environment, output.writing)
+        except OSError as error:
+            output.started()
+            output.finish()
+            return _start_error(command[0], error)
+        output.started()
+        self._record(order.attempt, started_at=rank.started_at)
+        stopped, by_platform = await self._until_it_ends(order.attempt, rank)
+        self._process = None
+        assert rank.code is not None
+        exit_code = rank.code if rank.code >= 0 else 128 - rank.code
+        killer = signal.Signals(-rank.code).name if rank.code < 0 else None
+        if by_platform and exit_code == 0:
+            exit_code = TERMINATED  # it ended well because it had to: its work is not done
+        if stopped or by_platform:
+            reason = "Cancelled" if stopped else "Terminated"
+        elif exit_code == 0:
+            reason = "Completed"
+        else:
+            reason = "OOMKilled" if self._memory_kills() > kills else killer or "Error"
+        failed = not stopped and exit_code != 0
+        return Ended(
+            exit_code=exit_code,
+            reason=reason,
+            finished_at=time.time(),
+            signal=killer,
+            stopped=stopped,
+            by_platform=by_platform,
+            log_tail=output.finish(),
+            traceback=read_traceback(environment["TORCHELASTIC_ERROR_FILE"])[-TRACEBACK_CHARS_MAX:] if failed else "",
+        )
+
+    async def _until_it_ends(self, attempt: int, rank: Rank) -> tuple[bool, bool]:
+        """Whether it was stopped by an order, and whether by the platform, before it ended."""
+        kill_at: float | None = None
+        stopped = by_platform = False
+        while rank.code is None:
+            now = time.monotonic()
+            if self._is_to_end(attempt):
+                if not stopped and not by_platform:
+                    stopped, by_platform = not self._ending, self._ending
+                    rank.signal(signal.SIGTERM)
+                if stopped and self._order is not None and not self._order.run:
+                    kill_at = min(now + self._order.grace, kill_at if kill_at is not None else now + self._order.grace)
+            if kill_at is not None and now >= kill_at:
+                rank.kill()
+            await self._stir(None if kill_at is None else max(0.05, kill_at - now))
+        return stopped, by_platform
+
+    def _rank_environment(self, order: Order) -> dict[str, str]:
+        world = str(order.world or self._environment.get("BASILICA_WORLD_TARGET", "1"))
+        return {
+            **self._environment,
+            "RANK": str(self._rank),
+            "WORLD_SIZE": world,
+            "BASILICA_WORLD_TARGET": world,
+            "BASILICA_ATTEMPT": str(order.attempt),
+            "BASILICA_RESULT_FILE": str(self._scratch / "result"),
+            "TORCHELASTIC_ERROR_FILE": str(self._scratch / "error"),
+        }
+
+    def _memory_kills(self) -> int:
+        try:
+            lines = Path(self._memory_events).read_text().splitlines()
+        except OSError:
+            return 0
+        return sum(int(count) for name, _, count in (line.partition(" ") for line in lines) if name == "oom_kill")
+
+    # ---- what is told ----------------------------------------------------------------------------------------------
+
+    def _record(self, attempt: int, *, started_at: float | None = None, ended: Ended | None = None) -> None:
+        before = self._records[attempt]
+        self._records[attempt] = replace(before, started_at=started_at or before.started_at, ended=ended)
+        while len(self._records) > RECORDS_KEPT:
+            del self._records[min(self._records)]
+        self._say(attempt_key(self._rank, attempt), self._records[attempt].dump())
+
+    def _say(self, key: str, value: str) -> None:
+        self._untold[key] = value
+        self._told.clear()
+        self._news.set()
+
+    def _tell_result(self) -> None:
+        with contextlib.suppress(OSError):
+            path = self._scratch / "result"
+            if path.stat().st_size <= RESULT_BYTES_MAX:
+                self._say(f"{RESULTS}/{self._rank}", base64.b64encode(path.read_bytes()).decode())
+            else:
+                print(f"basilica: a result of more than {RESULT_BYTES_MAX} bytes is not kept", file=sys.stderr)
+
+    def _leave_message(self, attempt: int) -> None:
+        """For whoever finds the container and no keyspace. Lines are left out until it fits."""
+        record = self._records[attempt]
+        assert record.ended is not None
+        ended = replace(record.ended, traceback="")
+        while True:
+            text = f'{{"basilica": {attempt}, "record": {replace(record, ended=ended).dump()}}}'
+            if len(text.encode()) <= MESSAGE_BYTES_MAX or not ended.log_tail:
+                break
+            ended = replace(ended, log_tail=ended.log_tail[1:])
+        with contextlib.suppress(OSError):
+            Path(self._environment.get("BASILICA_TERMINATION_LOG", TERMINATION_LOG)).write_text(text)
+
+    async def _tell(self) -> None:
+        """Write what is new to the keyspace, as often as it takes."""
+        async with _keys(self._endpoint) as keys:
+            async for again in _attempts():
+                try:
+                    while self._untold:
+                        key, value = next(iter(self._untold.items()))
+                        await keys.put(key, value)
+                        if self._untold.get(key) == value:
+                            del self._untold[key]
+                    self._told.set()
+                    await self._news.wait()
+                    self._news.clear()
+                    again.at_once = True
+                except NoAnswer:
+                    continue
+
+    async def _all_told(self) -> None:
+        """Wait until the keyspace knows all, or so long that it is probably gone; the message remains."""
+        if self._untold:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TELL_WITHIN_S):
+                    await self._told.wait()
+
+    # ---- orders ----------------------------------------------------------------------------------------------------
+
+    async def _follow_orders(self) -> None:
+        """Whatever was forgotten by a keyspace that was lost is told again, before anybody asks."""
+        key = order_key(self._rank)
+        async with _keys(self._endpoint) as keys:
+            async for again in _attempts():
+                with contextlib.suppress(NoAnswer):
+                    found = await keys.get(key)
+                    if found.index == 0:
+                        continue
+                    for attempt, record in self._records.items():
+                        self._say(attempt_key(self._rank, attempt), record.dump())
+                    index = found.index
+                    while found.ok or found.status == 404:
+                        self._obey(str(found.node.get("value", "")))
+                        found = await keys.wait(key, index + 1)
+                        index = int(found.node.get("modifiedIndex", index))
+                    again.at_once = True  # the history does not go back so far: look again
+
+    def _obey(self, text: str) -> None:
+        order = load_order(text)
+        if order is not None and order != self._order and order.attempt >= self._handled_or_ordered():
+            self._order = order
+            self._stirred.set()
+
+    def _handled_or_ordered(self) -> int:
+        return self._handled if self._order is None else max(self._handled, self._order.attempt)
+
+
+def _start_error(program: str, error: OSError) -> Ended:
+    sentence = f"cannot execute {program}: {error.strerror}"
+    print(f"basilica: {sentence}", file=sys.stderr, flush=True)
+    code = NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_EXECUTE
+    return Ended(exit_code=code, reason="StartError", finished_at=time.time(), start_error=sentence)
+
+
+def _write_all(piece: bytes) -> None:
+    with contextlib.suppress(OSError):
+        while piece:
+            piece = piece[os.write(sys.stdout.fileno(), piece) :]
+
+
+class _Again:
+    at_once = False
+
+
+async def _attempts() -> AsyncIterator[_Again]:
+    """For ever, with growing pauses; after one that says so, at once."""
+    pause = AGAIN_FIRST_S
+    while True:
+        again = _Again()
+        yield again
+        if again.at_once:
+            pause = AGAIN_FIRST_S
+        else:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, AGAIN_MAX_S)
+
+
+@contextlib.asynccontextmanager
+async def _keys(endpoint: str) -> AsyncIterator[KeysClient]:
+    keys = KeysClient(endpoint)
+    try:
+        yield keys
+    finally:
+        await keys.close()
+
+
+def main(command: Sequence[str]) -> int:
+    missing = [name for name in ("BASILICA_RANK", "BASILICA_RDZV_ENDPOINT") if not os.environ.get(name)]
+    if missing:
+        print(f"basilica: to be driven needs {' and '.join(missing)}", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory(prefix="basilica-rank-") as temporary:
+        scratch = Path(os.environ.get("BASILICA_SCRATCH", temporary))
+
+        async def drive() -> int:
+            return await Driven(command, os.environ, scratch).run()
+
+        return asyncio.run(drive())

@@ -1,0 +1,351 @@
+"""Everything that one run has on a cluster, as manifests. Pure.
+
+A Job whose completion index is the rank, the Service that gives ranks their names, the rendezvous with its own address,
+two network policies, an account without rights, and a Secret for what must not be read in a manifest.
+"""
+
+import base64
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from basilica.core.deployment import Owner
+from basilica.core.spec import DeploymentSpec, Shell
+from basilica.kube.render import QUEUE_NAME, Container, Gang, Json, Placement, indexed_job, literal
+from basilica.kube.userdeployment import API_VERSION, GROUP, INSTANCE_LABEL, KIND
+
+MANAGED_BY = "app.kubernetes.io/managed-by"
+ROLE = f"{GROUP}/role"
+WORKER, RENDEZVOUS = "worker", "rendezvous"
+POD_FINALIZER = f"{GROUP}/exit"  # held until the exit of the rank in the pod is recorded
+PROVIDER, REGION, GPU_MODEL = f"{GROUP}/provider", "topology.kubernetes.io/region", f"{GROUP}/gpu-model"
+GPU_PRODUCT, GPU_MEMORY, GPUS = "nvidia.com/gpu.product", "nvidia.com/gpu.memory", "nvidia.com/gpu"
+HOSTNAME = "kubernetes.io/hostname"
+RENDEZVOUS_PORT, MASTER_PORT = 2379, 29500
+FOR_EVER = (1 << 31) - 1
+MIB_PER_GB = 10**9 / (1 << 20)
+TELL_SECONDS = 10  # for a rank that was ended to be recorded
+GATE_SECONDS = 3600  # ranks wait for the control plane's word, which comes once enough of them are placed
+PRIVATE_NETWORKS = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
+WORKER_CONTAINER = "rank"
+SELECTOR = f"{MANAGED_BY}=basilica,{ROLE}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How runs are put on a cluster. `image`: of ours, for runs that name none and for the rendezvous.
+
+    `entrypoint` stands before every rank's command. `rendezvous_command` serves etcd's v2 keys API on port 2379 of
+    `$(POD_IP)`. `user`: whom containers run as. `egress`: whether ranks reach what is outside of the cluster's private
+    networks. `checkpoints`: a volume that all ranks of a namespace share, by the name of its claim.
+    """
+
+    image: str
+    entrypoint: Sequence[str] = ("python", "-m", "basilica.entrypoint")
+    rendezvous_image: str = ""
+    rendezvous_command: Sequence[str] = (
+        *("python", "-m", "basilica.rendezvous", "--host", "$(POD_IP)"),
+        *("--port", str(RENDEZVOUS_PORT), "--data-dir", "/data"),
+    )
+    control_namespace: str = "basilica-system"
+    queue: str | None = None
+    user: int | None = 1000
+    egress: bool = True
+    checkpoints: str | None = None
+    image_pull_secrets: Sequence[str] = ()
+    holds_pods: bool = True
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunObjects:
+    """Renders the objects of one run."""
+
+    instance: str
+    namespace: str
+    spec: DeploymentSpec
+    owner: Owner | None
+    settings: Settings
+
+    # ---- names
+
+    @property
+    def rendezvous(self) -> str:
+        return f"{self.instance}-rdzv"
+
+    @property
+    def secret(self) -> str:
+        return f"{self.instance}-env"
+
+    def paths(self) -> dict[str, str]:
+        """Where the API has each object of the run."""
+        core, name = f"/api/v1/namespaces/{self.namespace}", self.instance
+        policies = f"/apis/networking.k8s.io/v1/namespaces/{self.namespace}/networkpolicies"
+        return {
+            "account": f"{core}/serviceaccounts/{name}",
+            "secret": f"{core}/secrets/{self.secret}",
+            "names": f"{core}/services/{name}",
+            "rendezvous_policy": f"{policies}/{self.rendezvous}",
+            "worker_policy": f"{policies}/{name}",
+            "rendezvous": f"/apis/apps/v1/namespaces/{self.namespace}/deployments/{self.rendezvous}",
+            "rendezvous_service": f"{core}/services/{self.rendezvous}",
+            "job": f"/apis/batch/v1/namespaces/{self.namespace}/jobs/{name}",
+        }
+
+    def labels(self, role: str) -> dict[str, str]:
+        return {MANAGED_BY: "basilica", INSTANCE_LABEL: self.instance, ROLE: role}
+
+    def _metadata(self, name: str, role: str) -> Json:
+        found: Json = {"name": name, "namespace": self.namespace, "labels": self.labels(role)}
+        reference = self._owner_reference()
+        return found | ({} if reference is None else {"ownerReferences": [reference]})
+
+    def _owner_reference(self) -> Json | None:
+        if self.owner is None:
+            return None
+        who = {"apiVersion": API_VERSION, "kind": KIND, "name": self.owner.name, "uid": self.owner.uid}
+        return {**who, "controller": True, "blockOwnerDeletion": False}
+
+    # ---- what stands around the gang
+
+    def surroundings(self) -> dict[str, Json]:
+        """All but the Job and the rendezvous' Service, by the names of `paths`."""
+        found = {
+            "account": self._account(),
+            "names": self._names(),
+            "rendezvous_policy": self._rendezvous_policy(),
+            "worker_policy": self._worker_policy(),
+            "rendezvous": self._rendezvous(),
+        }
+        return found | ({"secret": self._secret()} if self.spec.secrets else {})
+
+    def _account(self) -> Json:
+        metadata = self._metadata(self.instance, WORKER)
+        account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata}
+        return account | {"automountServiceAccountToken": False}
+
+    def _secret(self) -> Json:
+        data = {name: base64.b64encode(value.encode()).decode() for name, value in self.spec.secrets.items()}
+        metadata = self._metadata(self.secret, WORKER)
+        return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "data": data}
+
+    def _names(self) -> Json:
+        """Ranks are `<instance>-<rank>.<instance>`, also before they are up: they look for each other."""
+        spec = {"clusterIP": "None", "selector": self.labels(WORKER), "publishNotReadyAddresses": True}
+        return {"apiVersion": "v1", "kind": "Service", "metadata": self._metadata(self.instance, WORKER), "spec": spec}
+
+    def rendezvous_service(self, address: str | None = None) -> Json:
+        """`address`: the one that ranks know already, should it have been deleted."""
+        port = {"name": "keys", "port": RENDEZVOUS_PORT, "targetPort": RENDEZVOUS_PORT, "protocol": "TCP"}
+        spec: Json = {"selector": self.labels(RENDEZVOUS), "ports": [port]}
+        spec |= {} if address is None else {"clusterIP": address}
+        metadata = self._metadata(self.rendezvous, RENDEZVOUS)
+        return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
+
+    def _rendezvous(self) -> Json:
+        container = {
+            "name": "keys",
+            "image": self.settings.rendezvous_image or self.settings.image,
+            "command": list(self.settings.rendezvous_command),
+            "env": [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
+            "ports": [{"containerPort": RENDEZVOUS_PORT, "protocol": "TCP"}],
+            "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "512Mi"}},
+            "securityContext": _CONTAINER_SECURITY,
+            "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+        }
+        pod = {**self._pod(), "containers": [container], "volumes": [{"name": "data", "emptyDir": {}}]}
+        labels = self.labels(RENDEZVOUS)
+        spec = {
+            "replicas": 1,
+            "strategy": {"type": "Recreate"},
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": pod},
+        }
+        metadata = self._metadata(self.rendezvous, RENDEZVOUS)
+        return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}
+
+    def _pod(self) -> Json:
+        security: Json = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+        if self.settings.user is not None:
+            security |= {"runAsUser": self.settings.user, "fsGroup": self.settings.user}
+        found: Json = {
+            "serviceAccountName": self.instance,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "securityContext": security,
+        }
+        if self.settings.image_pull_secrets:
+            found["imagePullSecrets"] = [{"name": name} for name in self.settings.image_pull_secrets]
+        return found
+
+    # ---- who may speak to whom
+
+    def _policy(self, role: str, name: str, rules: Json) -> Json:
+        spec = {"podSelector": {"matchLabels": self.labels(role)}, **rules, "policyTypes": ["Ingress", "Egress"]}
+        kind = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy"}
+        return {**kind, "metadata": self._metadata(name, role), "spec": spec}
+
+    def _worker_policy(self) -> Json:
+        peers = {"podSelector": {"matchLabels": self.labels(WORKER)}}
+        keys = {"podSelector": {"matchLabels": self.labels(RENDEZVOUS)}}
+        names = {"ports": [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]}
+        egress: list[Json] = [{"to": [peers, keys]}, names]
+        if self.settings.egress:
+            egress.append({"to": [{"ipBlock": {"cidr": "0.0.0.0/0", "except": list(PRIVATE_NETWORKS)}}]})
+        return self._policy(WORKER, self.instance, {"ingress": [{"from": [peers]}], "egress": egress})
+
+    def _rendezvous_policy(self) -> Json:
+        workers = {"podSelector": {"matchLabels": self.labels(WORKER)}}
+        control = {"matchLabels": {"kubernetes.io/metadata.name": self.settings.control_namespace}}
+        allowed: Json = {"from": [workers, {"namespaceSelector": control}]}
+        allowed["ports"] = [{"port": RENDEZVOUS_PORT, "protocol": "TCP"}]
+        return self._policy(RENDEZVOUS, self.rendezvous, {"ingress": [allowed], "egress": []})
+
+    # ---- the gang
+
+    def job(self, size: int, endpoint: str) -> Json:
+        """The gang, whose ranks find their rendezvous at `endpoint`. Kubernetes places it; all else is ours to do.
+
+        No number of lost pods makes it fail, and a pod that hangs on a lost node does not keep its successor waiting.
+        """
+        job: Json = {"backoffLimitPerIndex": FOR_EVER, "podReplacementPolicy": "TerminatingOrFailed"}
+        if self.settings.queue is not None:
+            job["suspend"] = True  # until the queue admits all of it
+        return indexed_job(
+            Gang(
+                name=self.instance,
+                namespace=self.namespace,
+                size=size,
+                container=self._worker(endpoint),
+                labels=self.labels(WORKER),
+                job_labels={} if self.settings.queue is None else {QUEUE_NAME: self.settings.queue},
+                pod_finalizers=(POD_FINALIZER,) if self.settings.holds_pods else (),
+                owner=self._owner_reference(),
+                placement=self._placement(),
+                job=job,
+                pod=self._worker_pod(),
+            )
+        )
+
+    def _worker(self, endpoint: str) -> Container:
+        program = self.spec.program
+        argv = ["/bin/sh", "-c", program.script, "--", *program.args] if isinstance(program, Shell) else program.argv
+        resources = self.spec.resources
+        amounts: dict[str, str] = {}
+        if resources.cpu is not None:
+            amounts["cpu"] = f"{math.ceil(resources.cpu * 1000)}m"
+        if resources.memory_bytes is not None:
+            amounts["memory"] = str(resources.memory_bytes)
+        if resources.gpus.count:
+            amounts[GPUS] = str(resources.gpus.count)
+        more: Json = {
+            "terminationMessagePolicy": "FallbackToLogsOnError",
+            "securityContext": _CONTAINER_SECURITY,
+            "volumeMounts": [
+                {"name": "shm", "mountPath": "/dev/shm"},
+                {"name": "checkpoints", "mountPath": "/checkpoints"},
+            ],
+        }
+        if self.spec.workdir is not None:
+            more["workingDir"] = self.spec.workdir
+        if self.spec.secrets:
+            more["envFrom"] = [{"secretRef": {"name": self.secret}}]
+        return Container(
+            name=WORKER_CONTAINER,
+            image=self.spec.image or self.settings.image,
+            command=[*self.settings.entrypoint, "--", *map(literal, argv)],
+            env=self._environment(endpoint),
+            rank_env="BASILICA_RANK",
+            fields={
+                "NODE_NAME": "spec.nodeName",
+                "BASILICA_POD_UID": "metadata.uid",
+                "BASILICA_HOST_ADDRESS": "status.podIP",
+            },
+            requests=amounts,
+            limits=amounts,
+            more=more,
+        )
+
+    def _environment(self, endpoint: str) -> dict[str, str]:
+        spec = self.spec
+        secret = spec.secrets.keys()
+        given = {name: value for name, value in {**spec.nccl_env, **spec.env}.items() if name not in secret}
+        return {
+            "PYTHONUNBUFFERED": "1",
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # torchrun with c10d: else a scale-up fails all agents
+            "MASTER_ADDR": f"{self.instance}-0.{self.instance}",
+            "MASTER_PORT": str(MASTER_PORT),
+            **self.settings.env,
+            **given,
+            "LOCAL_RANK": "0",
+            "BASILICA_DRIVEN": "1",
+            "BASILICA_MESH_TIMEOUT": str(GATE_SECONDS),
+            "BASILICA_DEPLOYMENT": self.instance,
+            "BASILICA_NAME": spec.name,
+            "BASILICA_WORLD_MIN": str(spec.world.min),
+            "BASILICA_WORLD_TARGET": str(spec.world.target),
+            "BASILICA_WORLD_MAX": str(spec.world.max),
+            "BASILICA_GPUS_PER_POD": str(max(1, spec.resources.gpus.count)),
+            "BASILICA_RDZV_ENDPOINT": endpoint,
+            "BASILICA_RDZV_ID": self.instance,
+            "BASILICA_RDZV_BACKEND": spec.rendezvous_backend,
+            "BASILICA_CHECKPOINT_DIR": "/checkpoints",
+        }
+
+    def _worker_pod(self) -> Json:
+        shared: Json = {"emptyDir": {}}
+        if self.settings.checkpoints is not None:
+            shared = {"persistentVolumeClaim": {"claimName": self.settings.checkpoints}}
+        found: Json = {
+            **self._pod(),
+            "subdomain": self.instance,
+            "terminationGracePeriodSeconds": math.ceil(self.spec.grace_seconds) + TELL_SECONDS,
+            "volumes": [
+                {"name": "shm", "emptyDir": {"medium": "Memory"}},
+                {"name": "checkpoints", **shared},
+            ],
+        }
+        affinity = self._affinity()
+        spread = {"provider-aware": PROVIDER, "region-aware": REGION}.get(self.spec.topology_spread)
+        if spread is not None:
+            selector = {"matchLabels": self.labels(WORKER)}
+            rule = {"maxSkew": 1, "topologyKey": spread, "whenUnsatisfiable": "ScheduleAnyway"}
+            found["topologySpreadConstraints"] = [{**rule, "labelSelector": selector}]
+        return found | ({"affinity": affinity} if affinity else {})
+
+    def _placement(self) -> Placement:
+        if not self.spec.resources.gpus.count:
+            return Placement()
+        return Placement(tolerations=[{"key": GPUS, "operator": "Exists", "effect": "NoSchedule"}])
+
+    def _affinity(self) -> Json:
+        found: Json = {}
+        terms = self._node_terms()
+        if terms:
+            required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+            found["nodeAffinity"] = required
+        if self.spec.topology_spread == "pack":
+            near = {"labelSelector": {"matchLabels": self.labels(WORKER)}, "topologyKey": HOSTNAME}
+            wish = [{"weight": 100, "podAffinityTerm": near}]
+            found["podAffinity"] = {"preferredDuringSchedulingIgnoredDuringExecution": wish}
+        return found
+
+    def _node_terms(self) -> list[Json]:
+        """Terms of which one must hold: a GPU's model is on one label or the other."""
+        gpus, wish = self.spec.resources.gpus, self.spec.provider_filter
+        always: list[Json] = []
+        if wish.include:
+            always.append({"key": PROVIDER, "operator": "In", "values": list(wish.include)})
+        if wish.exclude:
+            always.append({"key": PROVIDER, "operator": "NotIn", "values": list(wish.exclude)})
+        if gpus.min_memory_gb is not None:
+            least = int(gpus.min_memory_gb * MIB_PER_GB) - 1
+            always.append({"key": GPU_MEMORY, "operator": "Gt", "values": [str(least)]})
+        if gpus.models:
+            one_of = {"operator": "In", "values": list(gpus.models)}
+            return [{"matchExpressions": [{"key": key, **one_of}, *always]} for key in (GPU_MODEL, GPU_PRODUCT)]
+        return [{"matchExpressions": always}] if always else []
+
+
+_CONTAINER_SECURITY: dict[str, Any] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}

@@ -1,0 +1,307 @@
+"""The cluster as the runtime needs it: Jobs, pods, addresses and nodes in a mirror, and the few writes of a run."""
+
+import asyncio
+import base64
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from basilica.core.errors import RuntimeUnavailable
+from basilica.kube.api import ApiError, KubeApi
+from basilica.kube.informer import Informer
+from basilica.kube.run import (
+    MANAGED_BY,
+    POD_FINALIZER,
+    RENDEZVOUS,
+    RENDEZVOUS_PORT,
+    ROLE,
+    WORKER,
+    RunObjects,
+    Settings,
+)
+from basilica.kube.userdeployment import INSTANCE_LABEL
+from basilica.ports import Run
+from basilica.runtimes.kubernetes.parse import NodeFacts, PodFacts, node_facts, pod_facts
+
+Json = dict[str, Any]
+
+FORGET_UID_AFTER_S = 30.0
+CLOSING_DEADLINE_S = 1  # of a Job that is to be over; what runs in spite of that is ended with it
+
+
+class Cluster:
+    """`changed` is called with the instance of each run of which something changed."""
+
+    def __init__(self, api: KubeApi, settings: Settings, changed: Callable[[str], None]) -> None:
+        self._api, self._settings, self._changed = api, settings, changed
+        ours = f"{MANAGED_BY}=basilica,{ROLE}"
+        self._pods = Informer(api, "/api/v1/pods", label_selector=f"{ours}={WORKER}", on_change=self._pod_changed)
+        self._jobs = Informer(api, "/apis/batch/v1/jobs", label_selector=f"{ours}={WORKER}", on_change=self._changed_of)
+        self._services = Informer(
+            api, "/api/v1/services", label_selector=f"{ours}={RENDEZVOUS}", on_change=self._changed_of
+        )
+        self._nodes = Informer(api, "/api/v1/nodes", on_change=self._node_changed)
+        self._facts: dict[str, dict[str, PodFacts]] = {}  # by instance, then uid
+        self._gone: dict[str, set[str]] = {}
+        self._unseen: dict[str, float] = {}  # uids that a record names and no look has shown, since when
+        self.nodes: dict[str, NodeFacts] = {}
+
+    async def start(self) -> None:
+        await asyncio.gather(*(informer.synced() for informer in self._informers()))
+
+    async def close(self) -> None:
+        await asyncio.gather(*(informer.close() for informer in self._informers()))
+
+    def _informers(self) -> tuple[Informer, ...]:
+        return self._nodes, self._services, self._jobs, self._pods
+
+    # ---- looking ---------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """`RuntimeUnavailable` while the mirror may be behind: what it does not show may be there all the same."""
+        for informer in self._informers():
+            if not informer.is_synced or informer.problem is not None:
+                raise RuntimeUnavailable(f"the cluster cannot be seen: {informer.problem or 'nothing was read yet'}")
+
+    def pods(self, instance: str) -> Collection[PodFacts]:
+        return self._facts.get(instance, {}).values()
+
+    def gone(self, instance: str, named: Collection[str]) -> set[str]:
+        """Which of the named pods are not there any more.
+
+        One that was never seen may be younger than the mirror: it counts as gone only after a while.
+        """
+        now, known = time.monotonic(), self._facts.get(instance, {})
+        gone = self._gone.get(instance, set())
+        found: set[str] = set()
+        for uid in named:
+            if uid in known:
+                self._unseen.pop(uid, None)
+            elif uid in gone or now - self._unseen.setdefault(uid, now) >= FORGET_UID_AFTER_S:
+                found.add(uid)
+        return found
+
+    def job(self, run: Run) -> Json | None:
+        return self._jobs.get(run.namespace, run.instance)
+
+    def endpoint(self, run: Run) -> str | None:
+        """Where the run's rendezvous is; None if it has none."""
+        service = self._services.get(run.namespace, self.objects(run).rendezvous)
+        if service is None or "deletionTimestamp" in service["metadata"]:
+            return None
+        return _endpoint(service["spec"].get("clusterIP"))
+
+    def objects(self, run: Run) -> RunObjects:
+        return RunObjects(
+            instance=run.instance,
+            namespace=run.namespace,
+            spec=run.spec,
+            owner=run.owner,
+            settings=self._settings,
+        )
+
+    def _changed_of(self, obj: Json) -> None:
+        instance = (obj["metadata"].get("labels") or {}).get(INSTANCE_LABEL)
+        if instance:
+            self._changed(instance)
+
+    def _pod_changed(self, pod: Json) -> None:
+        metadata = pod["metadata"]
+        instance = (metadata.get("labels") or {}).get(INSTANCE_LABEL, "")
+        facts = pod_facts(pod, POD_FINALIZER)
+        known = self._facts.setdefault(instance, {})
+        if facts is not None and self._pods.get(metadata["namespace"], metadata["name"]) is not None:
+            known[facts.uid] = facts
+        else:
+            known.pop(metadata["uid"], None)
+            self._gone.setdefault(instance, set()).add(metadata["uid"])
+        if not known:
+            self._facts.pop(instance, None)
+        self._changed(instance)
+
+    def _node_changed(self, node: Json) -> None:
+        name = node["metadata"]["name"]
+        before = self.nodes.get(name)
+        if self._nodes.get("", name) is None:
+            after = None
+            self.nodes.pop(name, None)
+        else:
+            after = self.nodes[name] = node_facts(node)
+        if before == after:
+            return
+        for instance, pods in self._facts.items():
+            if any(pod.node == name for pod in pods.values()):
+                self._changed(instance)
+
+    # ---- writing ---------------------------------------------------------------------------------------------------
+
+    async def make(self, run: Run, size: int) -> None:
+        """All that the run needs, the Job last; what is there already stays as it is, but has the size."""
+        job = self.job(run)
+        if job is not None and self.endpoint(run) is not None:
+            if size > _size(job):
+                await self.resize(run, size)
+            return
+        objects, paths = self.objects(run), self.objects(run).paths()
+        address = None if job is None else _address(job)
+        with refusals(f"cannot make what {run.instance} needs"):
+            service = await self._api.apply(
+                paths["rendezvous_service"], objects.rendezvous_service(address), force=True
+            )
+            self._services.learn(service)
+            around = objects.surroundings()
+            await asyncio.gather(*(self._api.apply(paths[name], body, force=True) for name, body in around.items()))
+            endpoint = _endpoint(service["spec"].get("clusterIP"))
+            if endpoint is None:
+                raise RuntimeUnavailable(f"the rendezvous of {run.instance} was given no address")
+            if job is None:
+                await self._create_job(run, objects.job(size, endpoint), paths["job"])
+
+    async def _create_job(self, run: Run, job: Json, path: str) -> None:
+        try:
+            self._jobs.learn(await self._api.create(path.rpartition("/")[0], job))
+        except ApiError as error:
+            if error.status != 409:
+                raise
+            self._jobs.learn(await self._api.get(path))
+
+    async def resize(self, run: Run, size: int) -> None:
+        """Give the Job this many ranks. One that has finished would take it and do nothing: it is replaced."""
+        path = self.objects(run).paths()["job"]
+        with refusals(f"cannot resize {run.instance}"):
+            job = await self._api.merge_patch(path, {"spec": {"completions": size, "parallelism": size}})
+            self._jobs.learn(job)
+            if is_finished(job):
+                await self._api.delete(path, uid=job["metadata"]["uid"])
+                raise RuntimeUnavailable(f"the Job of {run.instance} was over; another takes its place")
+
+    async def suspend(self, run: Run, suspended: bool) -> None:
+        with refusals(f"cannot suspend or resume {run.instance}"):
+            path = self.objects(run).paths()["job"]
+            self._jobs.learn(await self._api.merge_patch(path, {"spec": {"suspend": suspended}}))
+
+    async def close_job(self, run: Run) -> None:
+        """Have the Job make no pod any more, and end what is left. Pods that have ended stay, with their logs."""
+        job = self.job(run)
+        if job is None or is_finished(job) or job["spec"].get("activeDeadlineSeconds") is not None:
+            return
+        with refusals(f"cannot end the Job of {run.instance}"):
+            path = self.objects(run).paths()["job"]
+            body = {"spec": {"activeDeadlineSeconds": CLOSING_DEADLINE_S}}
+            self._jobs.learn(await self._api.merge_patch(path, body))
+
+    async def end_rendezvous(self, run: Run) -> None:
+        paths = self.objects(run).paths()
+        with refusals(f"cannot end the rendezvous of {run.instance}"):
+            await self._api.delete(paths["rendezvous"])
+            await self._api.delete(paths["rendezvous_service"])  # last: while it is there, it is to be ended
+
+    async def delete_pod(self, run: Run, pod: PodFacts) -> None:
+        """Of a node that does not answer: nobody is there to end it in order."""
+        with refusals(f"cannot delete {pod.name}"):
+            if pod.held:
+                await self.release(run.namespace, pod)
+            path = f"/api/v1/namespaces/{run.namespace}/pods/{pod.name}"
+            await self._api.delete(path, grace=0, uid=pod.uid)
+
+    async def release(self, namespace: str, pod: PodFacts) -> None:
+        """Let a pod go that we held for its exit."""
+        path = f"/api/v1/namespaces/{namespace}/pods/{pod.name}"
+        with refusals(f"cannot let go of {pod.name}"):
+            await release_pod(self._api, path, pod.uid, self._pods.get(namespace, pod.name))
+
+    async def remove(self, run: Run) -> None:
+        """Everything of the run; pods go with their Job."""
+        paths = [*self.objects(run).paths().values(), self._results_path(run)]
+        await asyncio.gather(*(self.release(run.namespace, pod) for pod in list(self.pods(run.instance)) if pod.held))
+        with refusals(f"cannot remove what is kept of {run.instance}"):
+            await asyncio.gather(*(self._api.delete(path) for path in paths))
+        self._gone.pop(run.instance, None)
+
+    # ---- results ---------------------------------------------------------------------------------------------------
+
+    def _results_path(self, run: Run) -> str:
+        return f"/api/v1/namespaces/{run.namespace}/secrets/{run.instance}-results"
+
+    async def keep_results(self, run: Run, results: Mapping[int, bytes]) -> None:
+        """For those who ask when the rendezvous is gone."""
+        metadata = self.objects(run).rendezvous_service()["metadata"]
+        secret = {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {**metadata, "name": f"{run.instance}-results"},
+            "data": {f"rank-{rank}": base64.b64encode(value).decode() for rank, value in results.items()},
+        }
+        with refusals(f"cannot keep the results of {run.instance}"):
+            await self._api.apply(self._results_path(run), secret, force=True)
+
+    async def kept_results(self, run: Run) -> dict[int, bytes]:
+        with refusals(f"cannot read the results of {run.instance}"):
+            try:
+                secret = await self._api.get(self._results_path(run))
+            except ApiError as error:
+                if error.status != 404:
+                    raise
+                return {}
+        found: Mapping[str, str] = secret.get("data") or {}
+        return {int(name.removeprefix("rank-")): base64.b64decode(value) for name, value in found.items()}
+
+
+async def release_pod(api: KubeApi, path: str, uid: str, known: Json | None = None) -> None:
+    """Take our finalizer off, whatever others do to the list meanwhile. `known`: the pod as it was last seen."""
+    while True:
+        try:
+            pod, known = known or await api.get(path), None
+            left = [name for name in pod["metadata"].get("finalizers") or () if name != POD_FINALIZER]
+            if pod["metadata"]["uid"] != uid or left == (pod["metadata"].get("finalizers") or []):
+                return
+            version = pod["metadata"]["resourceVersion"]
+            await api.merge_patch(path, {"metadata": {"finalizers": left, "resourceVersion": version}})
+            return
+        except ApiError as error:
+            if error.status == 404:
+                return
+            if error.status != 409:
+                raise
+
+
+async def release_all(api: KubeApi) -> int:
+    """Let go of every pod of every run, for good: what `basilica operator --release` does. How many there were."""
+    held, _ = await api.list("/api/v1/pods", label_selector=f"{MANAGED_BY}=basilica,{ROLE}={WORKER}")
+    held = [pod for pod in held if POD_FINALIZER in (pod["metadata"].get("finalizers") or ())]
+    for pod in held:
+        metadata = pod["metadata"]
+        path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
+        await release_pod(api, path, metadata["uid"], pod)
+    return len(held)
+
+
+@contextmanager
+def refusals(what: str) -> Iterator[None]:
+    try:
+        yield
+    except ApiError as error:
+        raise RuntimeUnavailable(f"{what}: {error}") from error
+
+
+def is_finished(job: Json) -> bool:
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    return any(each["type"] in ("Complete", "Failed") and each["status"] == "True" for each in conditions)
+
+
+def _size(job: Json) -> int:
+    return int(job["spec"].get("completions") or 0)
+
+
+def _endpoint(address: str | None) -> str | None:
+    if address in (None, "", "None"):
+        return None
+    return f"[{address}]:{RENDEZVOUS_PORT}" if ":" in str(address) else f"{address}:{RENDEZVOUS_PORT}"
+
+
+def _address(job: Json) -> str | None:
+    """The address of the rendezvous that the ranks of this Job know."""
+    env = job["spec"]["template"]["spec"]["containers"][0].get("env") or ()
+    found = next((each["value"] for each in env if each["name"] == "BASILICA_RDZV_ENDPOINT"), "")
+    return str(found).rpartition(":")[0].strip("[]") or None

@@ -1,0 +1,187 @@
+"""The keyspace of one run, as the control plane uses it: orders out, records in, both mirrored here."""
+
+import asyncio
+import base64
+import binascii
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+
+from basilica.core.errors import RuntimeUnavailable
+from basilica.core.mesh import Announcement, Pair, SeenRendezvous, failing_pairs
+from basilica.core.seen import Ended
+from basilica.rendezvous.announcing import ROOT, announce, announced, must
+from basilica.rendezvous.client import KeysClient
+from basilica.rendezvous.driver import Driver
+from basilica.rendezvous.exchange import NoAnswer
+from basilica.rendezvous.mirror import KeysMirror
+from basilica.rendezvous.orders import (
+    ATTEMPTS,
+    ORDERS,
+    REPORTS,
+    RESULTS,
+    AttemptRecord,
+    Order,
+    attempt_key,
+    load_order,
+    load_record,
+    order_key,
+    orders_in,
+    records_in,
+)
+from basilica.rendezvous.pairs import REPORTS as PAIRS
+from basilica.rendezvous.pairs import parse_report
+
+NOT_STARTED = "Cancelled"
+
+
+class RunKeys:
+    """`changed` is called after each change. Orders that the keyspace has yet to take are kept and given again."""
+
+    def __init__(self, endpoint: str, instance: str, changed: Callable[[], None]) -> None:
+        self.endpoint, self._instance, self._changed = endpoint, instance, changed
+        self._keys = KeysClient(endpoint)
+        self._writing = asyncio.Lock()
+        self._mirror = KeysMirror(endpoint, ROOT, self._take_in)
+        self._orders: dict[int, Order] = {}
+        self._pending: dict[int, Order] = {}  # not yet written, or written and not yet seen
+        self.records: dict[tuple[int, int], AttemptRecord] = {}
+        self._silent_since = time.monotonic()
+        self._driver: asyncio.Task[None] | None = None
+        self._tasks = [asyncio.create_task(self._mirror.run(), name=f"keys-{instance}")]
+
+    async def close(self) -> None:
+        tasks = [*self._tasks, *([self._driver] if self._driver is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._keys.close()
+
+    # ---- looking ---------------------------------------------------------------------------------------------------
+
+    @property
+    def known(self) -> bool:
+        """Whether it has answered since we began to ask."""
+        return self._mirror.known
+
+    @property
+    def silent_for(self) -> float:
+        """Seconds without an answer; 0 while the mirror follows."""
+        return 0.0 if self._mirror.fresh else time.monotonic() - self._silent_since
+
+    @property
+    def orders(self) -> Mapping[int, Order]:
+        return {**self._orders, **self._pending}
+
+    def seen(self) -> SeenRendezvous:
+        return SeenRendezvous(endpoint=self.endpoint, says=announced(self._mirror.values) if self.known else None)
+
+    def failing(self, hosts: tuple[str, ...]) -> tuple[Pair, ...]:
+        """The ways between hosts, by the names that ranks' reach agents have, that do not work."""
+        reports: dict[str, Mapping[str, str]] = {}
+        for key, value in self._mirror.values.items():
+            report = parse_report(value) if key.startswith(f"{PAIRS}/") else None
+            if report is not None:
+                reports[key.removeprefix(f"{PAIRS}/")] = report
+        return failing_pairs(hosts, reports)
+
+    def results(self) -> dict[int, bytes]:
+        return {rank: value for rank, text in self._by_rank(RESULTS) if (value := _decoded(text)) is not None}
+
+    def reports(self) -> dict[int, str]:
+        return dict(self._by_rank(REPORTS))
+
+    def _by_rank(self, root: str) -> Iterable[tuple[int, str]]:
+        for key, value in self._mirror.values.items():
+            rank = key.removeprefix(f"{root}/")
+            if key.startswith(f"{root}/") and rank.isdecimal():
+                yield int(rank), value
+
+    def _take_in(self, key: str | None) -> None:
+        values = self._mirror.values
+        if key is None:
+            self._orders, self.records = orders_in(values), records_in(values)
+            self._silent_since = time.monotonic()
+            if self._mirror.fresh and self._pending:
+                self._tasks.append(asyncio.create_task(self._write_pending()))
+        elif key.startswith(f"{ORDERS}/"):
+            order, rank = load_order(values.get(key, "")), key.removeprefix(f"{ORDERS}/")
+            if order is not None and rank.isdecimal():
+                self._orders[int(rank)] = order
+        elif key.startswith(f"{ATTEMPTS}/"):
+            rank, _, attempt = key.removeprefix(f"{ATTEMPTS}/").partition("/")
+            record = load_record(values.get(key, ""))
+            if record is not None and rank.isdecimal() and attempt.isdecimal():
+                self.records[int(rank), int(attempt)] = record
+        self._pending = {n: order for n, order in self._pending.items() if self._orders.get(n) != order}
+        self._changed()
+
+    # ---- writing ---------------------------------------------------------------------------------------------------
+
+    async def announce(self, announcement: Announcement, *, drives_torch: bool) -> None:
+        says = announced(self._mirror.values) if self._mirror.fresh else None
+        await self._do(announce(self._keys, says, announcement))
+        if drives_torch and self._driver is None:
+            self._driver = asyncio.create_task(Driver(self.endpoint, self._instance).run(), name="driver")
+
+    async def _do(self, work: Awaitable[object]) -> None:
+        try:
+            async with self._writing:
+                await work
+        except NoAnswer as error:
+            raise RuntimeUnavailable(f"the rendezvous of {self._instance} does not answer: {error}") from error
+
+    def launch(self, orders: Mapping[int, Order]) -> None:
+        """Have these run, at once or as soon as the keyspace answers. An order for a later attempt stands."""
+        for rank, order in orders.items():
+            known = self.orders.get(rank)
+            if known is None or known.attempt < order.attempt:
+                self._pending[rank] = order
+        if self._mirror.fresh and self._pending:
+            self._tasks = [task for task in self._tasks if not task.done()]
+            self._tasks.append(asyncio.create_task(self._write_pending()))
+
+    async def _write_pending(self) -> None:
+        try:
+            async with self._writing:
+                for rank, order in list(self._pending.items()):
+                    await must(self._keys.put(order_key(rank), order.dump()))
+        except NoAnswer:
+            return  # they are kept, and written when it answers
+
+    async def stop(self, orders: Mapping[int, Order]) -> None:
+        """Have these end. What nobody has claimed never will be: it is claimed for nobody."""
+        unclaimed: list[tuple[int, int]] = []
+        for rank, order in orders.items():
+            known = self.orders.get(rank)
+            if known is None or known.attempt <= order.attempt:
+                self._pending.pop(rank, None)
+                grace = order.grace if known is None or known.run else min(order.grace, known.grace)
+                wanted = Order(attempt=order.attempt, run=False, grace=grace, leave=order.leave)
+                if wanted != self._orders.get(rank):
+                    await self._do(must(self._keys.put(order_key(rank), wanted.dump())))
+            if (rank, order.attempt) not in self.records:
+                unclaimed.append((rank, order.attempt))
+        for rank, attempt in unclaimed:
+            await self._do(self._bury(rank, attempt))
+
+    async def _bury(self, rank: int, attempt: int) -> None:
+        never = Ended(exit_code=None, reason=NOT_STARTED, finished_at=time.time(), stopped=True)
+        record = AttemptRecord(pod="", ended=never)
+        answer = await self._keys.put(attempt_key(rank, attempt), record.dump(), prev_exist=False)
+        if not (answer.ok or answer.status == 412):
+            raise NoAnswer(f"{answer.status} {answer.body.get('message', '')}")
+
+    async def dismiss(self, ranks: Iterable[int]) -> None:
+        """Have the containers of these ranks end: nothing more is wanted of them."""
+        for rank in ranks:
+            known = self.orders.get(rank)
+            order = Order(attempt=known.attempt if known is not None else 0, run=False, leave=True)
+            self._pending.pop(rank, None)
+            await self._do(must(self._keys.put(order_key(rank), order.dump())))
+
+
+def _decoded(text: str) -> bytes | None:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return None

@@ -1,0 +1,149 @@
+"""The log of a rank: that of its pods, one after the other, which hold the output of all attempts that ran in them.
+
+A place in it is a pod and a number of lines. It is read from the node that runs the pod, while the pod is there.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, suppress
+
+from basilica.core.errors import RuntimeUnavailable
+from basilica.kube.api import ApiError, KubeApi
+from basilica.kube.run import WORKER_CONTAINER
+from basilica.ports import LogChunk
+from basilica.runtimes.kubernetes.parse import PodFacts
+
+QUIET_S = 0.3  # without a line for so long, all that was there has come
+AGAIN_S = 1.0
+_NOT_THERE = (400, 404)  # not started yet, or gone
+
+Pods = Callable[[], Sequence[PodFacts]]  # of the rank, oldest first
+
+
+async def tail(api: KubeApi, namespace: str, rank: int, pods: Sequence[PodFacts], lines: int | None) -> LogChunk:
+    """The last lines over all pods; the cursor stands after them."""
+    found: list[str] = []
+    cursor = ""
+    for pod in reversed(pods):
+        wanted = None if lines is None else max(0, lines - len(found))
+        if wanted == 0 and cursor:
+            break
+        read = await _read_all(api, namespace, pod)
+        cursor = cursor or f"{pod.uid}:{len(read)}"
+        found = [*(read if wanted is None else read[len(read) - min(wanted, len(read)) :]), *found]
+    return LogChunk(rank, tuple(found), cursor)
+
+
+async def _read_all(api: KubeApi, namespace: str, pod: PodFacts) -> list[str]:
+    pieces: list[bytes] = []
+    try:
+        async with aclosing(api.logs(_path(namespace, pod), container=WORKER_CONTAINER)) as stream:
+            async for piece in stream:
+                pieces.append(piece)
+    except ApiError as error:
+        if error.status in _NOT_THERE:
+            return []
+        raise RuntimeUnavailable(f"cannot read the log of {pod.name}: {error}") from error
+    whole = b"".join(pieces).decode(errors="replace").split("\n")
+    return whole[:-1] if not pod.over or not whole[-1] else whole
+
+
+class Follower:
+    """Follows one rank from pod to pod. `changed` is set when its pods change."""
+
+    def __init__(self, api: KubeApi, namespace: str, rank: int, pods: Pods, changed: asyncio.Event) -> None:
+        self._api, self._namespace, self._rank = api, namespace, rank
+        self._pods, self._changed = pods, changed
+        self._read: set[str] = set()  # uids of pods that were read to their end
+        self._uid, self._lines = "", 0
+
+    async def follow(self, cursor: str | None) -> AsyncGenerator[LogChunk, None]:
+        self._begin_at(cursor)
+        while True:
+            pod = self._next_pod()
+            if pod is None:
+                yield self._chunk(())
+                await self._changed.wait()
+                self._changed.clear()
+                continue
+            if pod.uid != self._uid:
+                self._uid, self._lines = pod.uid, 0
+            async with aclosing(self._follow_pod(pod)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
+    def _begin_at(self, cursor: str | None) -> None:
+        uid, _, count = (cursor or "").partition(":")
+        pods = self._pods()
+        if count.isdecimal() and any(pod.uid == uid for pod in pods):
+            self._uid, self._lines = uid, int(count)
+            for pod in pods:
+                if pod.uid == uid:
+                    break
+                self._read.add(pod.uid)
+
+    def _next_pod(self) -> PodFacts | None:
+        """The oldest that has something to say and was not read yet."""
+        return next((pod for pod in self._pods() if pod.uid not in self._read and _has_log(pod)), None)
+
+    def _chunk(self, lines: tuple[str, ...]) -> LogChunk:
+        return LogChunk(self._rank, lines, f"{self._uid}:{self._lines}" if self._uid else "")
+
+    async def _follow_pod(self, pod: PodFacts) -> AsyncGenerator[LogChunk, None]:
+        """Until its container has ended and all is read, or the connection broke: then it is begun again."""
+        pieces: asyncio.Queue[bytes | ApiError | None] = asyncio.Queue(maxsize=64)
+        reader = asyncio.create_task(self._stream(pod, pieces))
+        skip, rest, quiet = self._lines, b"", False
+        try:
+            while True:
+                piece: bytes | ApiError | None
+                try:
+                    async with asyncio.timeout(None if quiet else QUIET_S):
+                        piece = await pieces.get()
+                except TimeoutError:
+                    quiet = True
+                    if not self._is_over(pod):
+                        yield self._chunk(())
+                    continue
+                if not isinstance(piece, bytes):
+                    break
+                *lines, rest = (rest + piece).split(b"\n")
+                lines, skip = lines[skip:], max(0, skip - len(lines))
+                if lines:
+                    quiet = False
+                    self._lines += len(lines)
+                    yield self._chunk(tuple(line.decode(errors="replace") for line in lines))
+        finally:
+            reader.cancel()
+            with suppress(asyncio.CancelledError):
+                await reader
+        over = self._is_over(pod)
+        if over and rest and not isinstance(piece, ApiError):
+            self._lines += 1
+            yield self._chunk((rest.decode(errors="replace"),))
+        if (over and piece is None) or (isinstance(piece, ApiError) and piece.status == 404):
+            self._read.add(pod.uid)
+        else:
+            await asyncio.sleep(QUIET_S if piece is None else AGAIN_S)
+
+    def _is_over(self, pod: PodFacts) -> bool:
+        now = next((each for each in self._pods() if each.uid == pod.uid), None)
+        return now is None or now.over
+
+    async def _stream(self, pod: PodFacts, pieces: "asyncio.Queue[bytes | ApiError | None]") -> None:
+        try:
+            stream = self._api.logs(_path(self._namespace, pod), container=WORKER_CONTAINER, follow=True)
+            async with aclosing(stream):
+                async for piece in stream:
+                    await pieces.put(piece)
+            await pieces.put(None)
+        except ApiError as error:
+            await pieces.put(error)
+
+
+def _has_log(pod: PodFacts) -> bool:
+    return pod.state in ("running", "terminated")
+
+
+def _path(namespace: str, pod: PodFacts) -> str:
+    return f"/api/v1/namespaces/{namespace}/pods/{pod.name}"

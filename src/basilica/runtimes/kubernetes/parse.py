@@ -1,0 +1,311 @@
+"""From pods, nodes, orders and records to ranks as they are. Pure.
+
+Records are the ranks' own word and come first. Where one is silent the container's status speaks, and where that is
+silent the node's. Nothing here looks at the Job: its counts and conditions come late, and decide nothing.
+"""
+
+import json
+import signal
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Literal
+
+from basilica.core.seen import Ended, SeenRank, Sight
+from basilica.kube.render import COMPLETION_INDEX
+from basilica.kube.run import PROVIDER, REGION, WORKER_CONTAINER
+from basilica.rendezvous.orders import AttemptRecord, Order, load_record
+
+Json = dict[str, Any]
+
+ENDED_ATTEMPTS_SHOWN = 4
+TERMINATED = "Terminated"  # by the platform; what exactly is on the pod's conditions
+_DISRUPTIONS = {
+    "EvictionByEvictionAPI": "Evicted",
+    "TerminationByKubelet": "Evicted",
+    "PreemptionByScheduler": "Preempted",
+    "DeletionByTaintManager": "NodeLost",
+    "DeletionByPodGC": "NodeLost",
+}
+_NEVER_STARTED = ("StartError", "ContainerCannotRun")
+_OF_THE_ENTRYPOINT = (1, 2, 126, 127, 128)  # codes of an entrypoint that is not there or cannot begin
+_HOPELESS = ("InvalidImageName",)  # all else that keeps a container waiting may pass
+_TAIL_LINES, _TAIL_CHARS = 20, 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodFacts:
+    """What counts of one pod of a gang. `disruption`: in our word, if the platform ended it."""
+
+    name: str
+    uid: str
+    rank: int
+    created: str
+    node: str = ""
+    phase: str = "Pending"
+    deleting: bool = False
+    held: bool = False
+    state: Literal["", "waiting", "running", "terminated"] = ""
+    reason: str = ""
+    message: str = ""
+    exit_code: int = 0
+    finished_at: float = 0.0
+    disruption: str = ""
+    unschedulable: str = ""
+
+    @property
+    def over(self) -> bool:
+        """Its container will not run any more."""
+        return self.state == "terminated" or self.phase in ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """`unready_since` is None while the node answers."""
+
+    provider: str | None = None
+    region: str | None = None
+    unready_since: float | None = None
+
+
+def pod_facts(pod: Json, finalizer: str) -> PodFacts | None:
+    """None for a pod without a rank. `finalizer`: by which we hold pods."""
+    metadata, status = pod["metadata"], pod.get("status") or {}
+    index = (metadata.get("annotations") or {}).get(COMPLETION_INDEX, "")
+    if not index.isdecimal():
+        return None
+    conditions = {each["type"]: each for each in status.get("conditions") or ()}
+    statuses = [each for each in status.get("containerStatuses") or () if each["name"] == WORKER_CONTAINER]
+    state: Json = statuses[0].get("state") or {} if statuses else {}
+    kind: Any = next((each for each in ("terminated", "running", "waiting") if each in state), "")
+    about: Json = state.get(kind) or {}
+    placed = conditions.get("PodScheduled", {})
+    return PodFacts(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        rank=int(index),
+        created=metadata.get("creationTimestamp", ""),
+        node=pod["spec"].get("nodeName", ""),
+        phase=status.get("phase", "Pending"),
+        deleting="deletionTimestamp" in metadata,
+        held=finalizer in (metadata.get("finalizers") or ()),
+        state=kind,
+        reason=str(about.get("reason") or ""),
+        message=str(about.get("message") or ""),
+        exit_code=int(about.get("exitCode") or 0),
+        finished_at=moment(about.get("finishedAt")),
+        disruption=_disruption(status, conditions),
+        unschedulable=str(placed.get("message") or "") if placed.get("status") == "False" else "",
+    )
+
+
+def node_facts(node: Json) -> NodeFacts:
+    labels = node["metadata"].get("labels") or {}
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    ready = next((each for each in conditions if each["type"] == "Ready"), None)
+    unready = ready is not None and ready["status"] != "True"
+    since = moment(ready.get("lastTransitionTime")) if unready and ready is not None else None
+    return NodeFacts(labels.get(PROVIDER), labels.get(REGION), since)
+
+
+def moment(text: Any) -> float:
+    try:
+        return datetime.fromisoformat(str(text)).timestamp()
+    except ValueError:
+        return 0.0
+
+
+def _disruption(status: Json, conditions: Mapping[str, Json]) -> str:
+    target = conditions.get("DisruptionTarget", {})
+    if target.get("status") == "True":
+        return _DISRUPTIONS.get(str(target.get("reason")), "Evicted")
+    return "Evicted" if status.get("reason") == "Evicted" else ""
+
+
+def message_record(pod: PodFacts) -> tuple[int, AttemptRecord] | None:
+    """The last attempt in the pod, as its entrypoint left it in the container's termination message."""
+    if not pod.message.startswith('{"basilica": '):
+        return None
+    try:
+        found = json.loads(pod.message)
+        record = load_record(json.dumps(found["record"]))
+        return None if record is None else (int(found["basilica"]), record)
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gang:
+    """All that is known of a run. `gone`: uids of pods that were there and are not any more."""
+
+    orders: Mapping[int, Order]
+    records: Mapping[tuple[int, int], AttemptRecord]
+    pods: Collection[PodFacts]
+    nodes: Mapping[str, NodeFacts]
+    gone: Collection[str] = ()
+    gpus: int = 0
+    lost_after: float = 30.0
+
+    def merged_records(self) -> dict[tuple[int, int], AttemptRecord]:
+        """The keyspace's, and where those do not tell the end, what containers left."""
+        found = dict(self.records)
+        for pod in self.pods:
+            left = message_record(pod) if pod.over else None
+            if left is not None:
+                known = found.get((pod.rank, left[0]))
+                if known is None or (known.ended is None and known.pod == pod.uid):
+                    found[pod.rank, left[0]] = left[1]
+        return found
+
+    def see(self, now: float) -> tuple[SeenRank, ...]:
+        """Every attempt that there is, and of those that have ended the latest few."""
+        records = self.merged_records()
+        by_uid = {pod.uid: pod for pod in self.pods}
+        seen = [self._recorded(key, record, by_uid.get(record.pod), now) for key, record in records.items()]
+        by_rank: dict[int, list[PodFacts]] = {}
+        for pod in sorted(self.pods, key=lambda pod: (pod.created, pod.name)):
+            by_rank.setdefault(pod.rank, []).append(pod)
+        claimed = {record.pod for record in records.values()}
+        for rank, order in self.orders.items():
+            if order.run and (rank, order.attempt) not in records:
+                seen.append(self._ordered(rank, order, by_rank.get(rank, []), claimed, now))
+        return tuple(_latest(seen))
+
+    # ---- an attempt that somebody has
+
+    def _recorded(self, key: tuple[int, int], record: AttemptRecord, pod: PodFacts | None, now: float) -> SeenRank:
+        node = (pod.node if pod is not None else "") or record.node
+        facts = self.nodes.get(node, NodeFacts())
+        sight = SeenRank(
+            rank=key[0],
+            attempt=key[1],
+            sight=Sight.UNKNOWN,
+            node=node,
+            pod_name=pod.name if pod is not None else "",
+            provider=facts.provider,
+            region=facts.region,
+            started_at=record.started_at,
+            gpus=self.gpus,
+        )
+        ended = record.ended if record.ended is None else refined(record.ended, pod)
+        if ended is None:
+            ended = self._silent_end(record, pod, now)
+        if ended is not None:
+            return replace(sight, sight=Sight.ENDED, ended=ended)
+        if pod is None or self._is_unready(node):
+            return sight
+        return replace(sight, sight=Sight.STARTING if record.started_at is None else Sight.RUNNING)
+
+    def _is_unready(self, node: str) -> bool:
+        return self.nodes.get(node, NodeFacts()).unready_since is not None
+
+    def _silent_end(self, record: AttemptRecord, pod: PodFacts | None, now: float) -> Ended | None:
+        """How an attempt ended that could not say so; None if it has not, or nobody can tell."""
+        if pod is None:
+            if record.pod not in self.gone:
+                return None
+            return Ended(exit_code=None, reason="Unknown", finished_at=now, by_platform=True)
+        if pod.over:
+            return container_end(pod, now)
+        if self.is_lost(pod.node, now):
+            return Ended(exit_code=None, reason="NodeLost", finished_at=now, by_platform=True)
+        return None
+
+    def is_lost(self, node: str, now: float) -> bool:
+        """Whether a node has said nothing for so long that its ranks are given up."""
+        since = self.nodes.get(node, NodeFacts()).unready_since
+        return since is not None and now - since >= self.lost_after
+
+    def lost_at(self) -> float | None:
+        """When the next node will have been silent for too long."""
+        silent = [self.nodes[pod.node].unready_since for pod in self.pods if pod.node in self.nodes and not pod.over]
+        return min((since + self.lost_after for since in silent if since is not None), default=None)
+
+    # ---- an attempt that is ordered, and that nobody has yet
+
+    def _ordered(self, rank: int, order: Order, pods: list[PodFacts], claimed: Collection[str], now: float) -> SeenRank:
+        sight = SeenRank(rank=rank, attempt=order.attempt, sight=Sight.QUEUED, gpus=self.gpus)
+        failed = [pod for pod in pods if pod.over and pod.uid not in claimed and not pod.deleting]
+        problem = start_error(failed[-1]) if failed else ""
+        if problem:
+            code = failed[-1].exit_code or None
+            ended = Ended(exit_code=code, reason="StartError", finished_at=now, start_error=problem)
+            return replace(sight, sight=Sight.ENDED, ended=ended, pod_name=failed[-1].name, node=failed[-1].node)
+        waiting = [pod for pod in pods if not pod.over and not pod.deleting]
+        if not waiting:
+            return replace(sight, note="waiting for a pod")
+        pod = waiting[-1]
+        facts = self.nodes.get(pod.node, NodeFacts())
+        sight = replace(sight, pod_name=pod.name, node=pod.node, provider=facts.provider, region=facts.region)
+        if not pod.node:
+            return replace(sight, note=pod.unschedulable or "waiting for a node")
+        if pod.state == "waiting" and pod.reason in _HOPELESS:
+            ended = Ended(
+                exit_code=None, reason="StartError", finished_at=now, start_error=f"{pod.reason}: {pod.message}"
+            )
+            return replace(sight, sight=Sight.ENDED, ended=ended)
+        note = ": ".join(part for part in (pod.reason, pod.message) if part) if pod.state == "waiting" else ""
+        return replace(sight, sight=Sight.STARTING, note=note)
+
+
+def _latest(seen: Iterable[SeenRank]) -> list[SeenRank]:
+    shown: list[SeenRank] = []
+    ended: dict[int, int] = {}
+    for sight in sorted(seen, key=lambda sight: (sight.rank, -sight.attempt)):
+        if sight.sight is Sight.ENDED:
+            ended[sight.rank] = ended.get(sight.rank, 0) + 1
+            if ended[sight.rank] > ENDED_ATTEMPTS_SHOWN:
+                continue
+        shown.append(sight)
+    return sorted(shown, key=lambda sight: (sight.rank, sight.attempt))
+
+
+def refined(ended: Ended, pod: PodFacts | None) -> Ended:
+    """What a rank says of its end, with what the platform says of it."""
+    if pod is None or not ended.by_platform or ended.reason != TERMINATED:
+        return ended
+    return replace(ended, reason=pod.disruption or ended.reason)
+
+
+def container_end(pod: PodFacts, now: float) -> Ended:
+    """The end of a rank that ended with its container, before a word could be said."""
+    finished = pod.finished_at or now
+    if pod.state != "terminated" or pod.reason == "ContainerStatusUnknown":
+        return Ended(exit_code=None, reason=pod.disruption or "Unknown", finished_at=finished, by_platform=True)
+    code = pod.exit_code
+    killer = _signal_name(code - 128) if code > 128 else None
+    by_platform = bool(pod.disruption) or pod.deleting
+    if pod.disruption:
+        reason = pod.disruption
+    elif pod.reason == "OOMKilled":
+        reason, by_platform = "OOMKilled", False
+    elif by_platform:
+        reason = TERMINATED
+    else:
+        reason = killer or "Error"
+    tail = () if message_record(pod) else tuple(line[:_TAIL_CHARS] for line in pod.message.splitlines()[-_TAIL_LINES:])
+    return Ended(
+        exit_code=code or None,  # 0 without a record is nobody's success
+        reason=reason,
+        finished_at=finished,
+        signal=killer,
+        by_platform=by_platform,
+        log_tail=tail,
+    )
+
+
+def start_error(pod: PodFacts) -> str:
+    """Why the rank's program was never executed in this pod; empty if it was, or was kept from it by the platform."""
+    if pod.disruption or pod.state != "terminated":
+        return ""
+    if pod.reason in _NEVER_STARTED or pod.exit_code in _OF_THE_ENTRYPOINT:
+        words = " ".join(pod.message.split())[-_TAIL_CHARS:]
+        return f"the container ended with code {pod.exit_code} before the rank was started: {words or pod.reason}"
+    return ""
+
+
+def _signal_name(number: int) -> str | None:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return None

@@ -1,0 +1,88 @@
+"""What deleted runs used, in ConfigMaps of the user's namespace; it also tells which instance names were ever given.
+
+A row is kept under a key of its own, so that writing it twice is writing it once, in one of sixteen ConfigMaps, so
+that none of them has to hold them all.
+"""
+
+import hashlib
+import json
+
+from basilica.kube.api import ApiError, KubeApi
+from basilica.kube.userdeployment import Json
+from basilica.ports import UsageRow
+from basilica.stores.kubernetes.calls import MANAGED_BY, core_path, unavailable
+
+LABEL = "basilica.dev/ledger"
+ROWS_MAX = 5000  # of about 130 bytes: an object of Kubernetes has no room for many more
+
+
+class Ledger:
+    def __init__(self, api: KubeApi) -> None:
+        self._api = api
+
+    async def write(self, namespace: str, row: UsageRow) -> None:
+        """Keep a row for ever; the oldest of a full ConfigMap makes room."""
+        values = [row.name, row.rank_seconds, row.gpu_seconds, row.created_at, row.ended_at]
+        text = json.dumps(values, separators=(",", ":"))
+        name = _page(row.instance)
+        path = core_path(namespace, "configmaps", name)
+        try:
+            page = await self._get(path)
+            if page is None:
+                page = await self._begin(namespace, name)
+            data: dict[str, str | None] = {row.instance: text}
+            rows = page.get("data") or {}
+            if row.instance not in rows and len(rows) >= ROWS_MAX:
+                data[min(rows, key=lambda instance: json.loads(rows[instance])[3])] = None
+            await self._api.merge_patch(path, {"data": data})
+        except ApiError as error:
+            raise unavailable(error) from error
+
+    async def has(self, namespace: str, instance: str) -> bool:
+        try:
+            page = await self._get(core_path(namespace, "configmaps", _page(instance)))
+        except ApiError as error:
+            raise unavailable(error) from error
+        return page is not None and instance in (page.get("data") or {})
+
+    async def rows(self, namespace: str, user: str) -> list[UsageRow]:
+        try:
+            pages, _ = await self._api.list(core_path(namespace, "configmaps"), label_selector=LABEL)
+        except ApiError as error:
+            raise unavailable(error) from error
+        return [_row(user, i, text) for page in pages for i, text in (page.get("data") or {}).items()]
+
+    async def _get(self, path: str) -> Json | None:
+        try:
+            return await self._api.get(path)
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def _begin(self, namespace: str, name: str) -> Json:
+        metadata = {"name": name, "namespace": namespace, "labels": MANAGED_BY | {LABEL: "usage"}}
+        body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+        try:
+            return await self._api.create(core_path(namespace, "configmaps"), body)
+        except ApiError as error:
+            if error.status == 409:
+                return await self._api.get(core_path(namespace, "configmaps", name))
+            raise
+
+
+def _page(instance: str) -> str:
+    return f"basilica-usage-{hashlib.sha256(instance.encode()).hexdigest()[0]}"
+
+
+def _row(user: str, instance: str, text: str) -> UsageRow:
+    name, rank_seconds, gpu_seconds, created_at, ended_at = json.loads(text)
+    return UsageRow(
+        user=user,
+        instance=instance,
+        name=name,
+        rank_seconds=rank_seconds,
+        gpu_seconds=gpu_seconds,
+        created_at=created_at,
+        ended_at=ended_at,
+    )

@@ -1,0 +1,137 @@
+"""One at a time: names, limits and repeated requests of a user are decided on by one server after the other.
+
+Kubernetes has no transactions over several objects. So whoever is about to make a run (or to enlarge one) first takes
+the ticket of the namespace, a ConfigMap, by compare-and-swap, and writes into it what it is about to do. Whoever comes
+next waits until its own watch has shown that: then it knows of everything that was decided before.
+
+A ticket whose work never shows up belongs to a server that died in between. It is taken over after a while that is
+longer than any request lives, measured by the one who waits.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from basilica.core.errors import StoreUnavailable
+from basilica.kube.api import ApiError, KubeApi
+from basilica.kube.userdeployment import Json
+from basilica.stores.kubernetes.calls import MANAGED_BY, core_path, ensure_namespace, unavailable
+
+NAME = "basilica-ticket"
+TRIES = 20
+ABANDONED_SECONDS = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a ticket is taken for: this run will have at least this generation."""
+
+    instance: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Book:
+    version: str
+    work: Work | None
+
+
+class Tickets:
+    """`shown` waits a little for the watch to show that work, or its end; False if it has not."""
+
+    def __init__(self, api: KubeApi, shown: Callable[[str, Work], Awaitable[bool]]) -> None:
+        self._api, self._shown = api, shown
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._books: dict[str, _Book] = {}
+        self._awaited: dict[tuple[str, Work], float] = {}  # since when, by our own clock
+
+    def lock(self, namespace: str) -> asyncio.Lock:
+        """Servers take turns by the ticket, the tasks of one server by this."""
+        return self._locks.setdefault(namespace, asyncio.Lock())
+
+    async def take(self, namespace: str, decide: Callable[[], Awaitable[Work | None]]) -> int | None:
+        """Have `decide` look when everything before is known, and write down what it is about to do.
+
+        It may raise to refuse. Returns a number that grows with every ticket of the cluster, or None where `decide`
+        found that there is nothing to do.
+        """
+        try:
+            for _ in range(TRIES):
+                book = self._books.get(namespace) or await self._open(namespace)
+                await self._catch_up(namespace, book)
+                work = await decide()
+                if work is None:
+                    return None
+                if await self._write(namespace, book, work):
+                    return int(self._books[namespace].version)
+                self._books[namespace] = await self._open(namespace)
+        except ApiError as error:
+            raise unavailable(error) from error
+        raise StoreUnavailable(f"too many servers make runs in {namespace} at once; try again")
+
+    async def give_back(self, namespace: str) -> None:
+        """Nothing came of it. If this does not arrive, the others wait for a while and go on."""
+        book = self._books.get(namespace)
+        if book is not None:
+            try:
+                await self._write(namespace, book, None)
+            except ApiError:
+                self._books.pop(namespace, None)
+
+    async def _open(self, namespace: str) -> _Book:
+        path = core_path(namespace, "configmaps", NAME)
+        try:
+            return _read(await self._api.get(path))
+        except ApiError as error:
+            if error.status != 404:
+                raise
+        metadata = {"name": NAME, "namespace": namespace, "labels": dict(MANAGED_BY)}
+        body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+        try:
+            return _read(await self._api.create(core_path(namespace, "configmaps"), body))
+        except ApiError as error:
+            if error.status == 404:
+                await ensure_namespace(self._api, namespace)
+            elif error.status != 409:
+                raise
+        return await self._open(namespace)
+
+    async def _catch_up(self, namespace: str, book: _Book) -> None:
+        if book.work is None or await self._shown(namespace, book.work):
+            return
+        began = self._awaited.setdefault((namespace, book.work), time.monotonic())
+        if time.monotonic() - began < ABANDONED_SECONDS:
+            self._books.pop(namespace, None)
+            raise StoreUnavailable(f"another server is making {book.work.instance} at this moment; try again")
+        self._awaited.pop((namespace, book.work), None)
+
+    async def _write(self, namespace: str, book: _Book, work: Work | None) -> bool:
+        """False if somebody else has written in between."""
+        text = None if work is None else json.dumps([work.instance, work.generation])
+        body: Json = {"metadata": {"resourceVersion": book.version}, "data": {"work": text}}
+        path = core_path(namespace, "configmaps", NAME)
+        try:
+            self._books[namespace] = _read(await self._api.merge_patch(path, body))
+        except ApiError as error:
+            self._books.pop(namespace, None)
+            if error.status == 409:
+                return False
+            if not error.transient:
+                raise
+            found = await self._open(namespace)  # the answer was lost: was it written?
+            if found.work != work or work is None:
+                return False
+            self._books[namespace] = found
+        return True
+
+
+def _read(obj: Json) -> _Book:
+    text = (obj.get("data") or {}).get("work")
+    version = str(obj["metadata"]["resourceVersion"])
+    try:
+        instance, generation = json.loads(text) if text else ("", 0)
+        return _Book(version, Work(str(instance), int(generation)) if instance else None)
+    except (TypeError, ValueError):
+        return _Book(version, None)  # somebody edited it by hand

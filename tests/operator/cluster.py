@@ -1,0 +1,126 @@
+"""A cluster with an operator on it, in the test's own process; ranks are moved by the test."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, TypeVar
+
+import httpx
+
+from basilica.core.deployment import Deployment
+from basilica.kube.api import KubeApi
+from basilica.kube.crd import definition
+from basilica.kube.userdeployment import path_of
+from basilica.operator.election import Election
+from basilica.operator.operator import Operator
+from basilica.server.serve import SystemClock
+from basilica.stores.kubernetes import KubernetesStore, Refusals
+from basilica.testing.fake_runtime import FakeRuntime
+from basilica.testing.kube import KubeServer
+
+Json = dict[str, Any]
+Found = TypeVar("Found")
+
+STORY_SECONDS = 30.0
+LEASE_SECONDS = 1.0
+
+
+@contextmanager
+def a_cluster(**settings: Any) -> Iterator[KubeServer]:
+    with KubeServer(processes=False, **settings) as kube:
+        kube.create(definition())
+        kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "u-ann"}}, "")
+        yield kube
+
+
+def tell(story: Callable[[KubeServer], Awaitable[None]]) -> None:
+    """Run a story on a cluster of its own; one that hangs fails."""
+
+    async def told(kube: KubeServer) -> None:
+        async with asyncio.timeout(STORY_SECONDS):
+            await story(kube)
+
+    with a_cluster() as kube:
+        asyncio.run(told(kube))
+
+
+class Running:
+    """An operator at work."""
+
+    def __init__(self, api: KubeApi, store: KubernetesStore, runtime: FakeRuntime, operator: Operator) -> None:
+        self.api, self.store, self.runtime, self.operator = api, store, runtime, operator
+        self.stop = asyncio.Event()
+        self.task: asyncio.Task[None] = asyncio.create_task(operator.run(self.stop))
+
+    async def until(self, instance: str, done: Callable[[Deployment], bool]) -> Deployment:
+        found = await self.store.get(instance)
+        while not done(found):
+            changed = await self.store.wait_change(instance, found.version, STORY_SECONDS / 2)
+            assert changed is not None, f"nothing happened; the last state is {found}"
+            found = changed
+        return found
+
+    async def ready(self, instance: str, ranks: int) -> Deployment:
+        return await self.until(
+            instance,
+            lambda d: d.status.ready == ranks and d.status.observed_generation == d.spec.generation,
+        )
+
+
+@asynccontextmanager
+async def operating(
+    kube: KubeServer, runtime: FakeRuntime | None = None, *, identity: str = "one", duration: float = LEASE_SECONDS
+) -> AsyncIterator[Running]:
+    """An operator; at the end it is told to stop, unless it has ended."""
+    runtime = runtime or FakeRuntime()
+    async with KubeApi(kube.url) as api:
+        store = KubernetesStore(api)
+        await store.open()
+        election = Election(api, namespace="default", identity=identity, duration=duration)
+        operator = Operator(store, runtime, SystemClock(), election, refusals=Refusals(store))
+        running = Running(api, store, runtime, operator)
+        try:
+            yield running
+        finally:
+            running.stop.set()
+            await asyncio.gather(running.task, return_exceptions=True)
+            await store.close()
+
+
+def by_hand(name: str = "train", *, target: int = 2, namespace: str = "u-ann", **spec: Any) -> Json:
+    """What somebody writes for `kubectl apply`."""
+    size = {"min": 1, "target": target, "max": 8}
+    body = {"image": "trainer", "command": ["python", "train.py"], "distributed": {"worldSize": size}} | spec
+    metadata = {"name": name, "namespace": namespace}
+    return {"apiVersion": "basilica.dev/v1alpha1", "kind": "UserDeployment", "metadata": metadata, "spec": body}
+
+
+def the_object(kube: KubeServer, name: str = "train", namespace: str = "u-ann") -> Json:
+    found = kube.get("userdeployments", name, namespace)
+    assert found is not None, f"there is no {namespace}/{name}"
+    return found
+
+
+def edit(kube: KubeServer, change: Json, name: str = "train", namespace: str = "u-ann") -> httpx.Response:
+    """As `kubectl patch` does."""
+    return httpx.patch(
+        kube.url + path_of(namespace, name), json=change, headers={"Content-Type": "application/merge-patch+json"}
+    )
+
+
+def scaled(target: int) -> Json:
+    return {"spec": {"distributed": {"worldSize": {"target": target}}}}
+
+
+def kube_events(kube: KubeServer, namespace: str = "u-ann") -> dict[str, Json]:
+    """Kubernetes' own events of our objects, by reason."""
+    found = [e for e in kube.objects("events", namespace) if e["involvedObject"]["kind"] == "UserDeployment"]
+    return {event["reason"]: event for event in found}
+
+
+async def eventually(look: Callable[[], Found | None]) -> Found:
+    """What a look shows as soon as it shows something."""
+    async with asyncio.timeout(STORY_SECONDS / 2):
+        while not (found := look()):
+            await asyncio.sleep(0.01)
+    return found
