@@ -57,6 +57,18 @@ def test_search_filter_and_sort(page: Page) -> None:
     assert names(page) == sorted(names(page))
 
 
+def test_trouble_is_what_failed_shrank_or_has_stalled(page: Page, stage: Stage) -> None:
+    instance = scenes.stalled(stage, "silent")
+    page.get_by_role("button", name="Trouble").click()
+    try:
+        expect(page.locator(".rows .run-name")).to_have_text(["silent", "broken"])
+        expect(page.locator(".rows .run-row").first).to_contain_text("! 1 stalled")
+        stage.call(stage.actors.stall, instance, 2, None)
+        expect(page.locator(".rows .run-name")).to_have_text(["broken"])
+    finally:
+        stage.do(stage.world.plane.delete("ann", instance))
+
+
 def test_what_changes_is_seen_without_asking(page: Page, stage: Stage) -> None:
     expect(page.locator("#link-state")).to_have_text("Live")
     instance = stage.deploy("fleeting", target=3)

@@ -25,13 +25,13 @@ class Metrics:
         self._seconds.labels(route).observe(seconds)
 
     def add_controller(self, controller: Controller) -> None:
-        self.registry.register(_ControllerCollector(controller))
+        self.registry.register(ControllerCollector(controller))
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
 
 
-class _ControllerCollector:
+class ControllerCollector:
     """Counts when it is asked, so that it costs nothing in between."""
 
     def __init__(self, controller: Controller) -> None:

@@ -105,6 +105,26 @@ async def serve(parts: Parts, listen: Listen, state_dir: Path, announce: Callabl
             await controller.close()
 
 
+async def serve_stateless(parts: Parts, listen: Listen, announce: Callable[[str], None]) -> None:
+    """Serve the API until SIGTERM or SIGINT, where an operator elsewhere does what is wanted. Nothing is kept here."""
+    _check_tls(listen)
+    closing = asyncio.Event()
+    plane = ControlPlane(parts.store, parts.runtime, parts.clock, parts.settings)
+    app = build_app(plane, parts.keys, Metrics(), closing)
+    server = _Server(_config(app, listen), closing)
+    with contextlib.closing(bind(listen)) as sock, server.obeying_signals():
+        try:
+            await parts.runtime.start(_nobody_turns)
+            announce(_url(listen, sock))
+            await server.serve(sockets=[sock])
+        finally:
+            await parts.runtime.close()
+
+
+def _nobody_turns(instance: str) -> None:
+    pass
+
+
 async def _start(controller: Controller, state_dir: Path) -> None:
     try:
         await controller.start()

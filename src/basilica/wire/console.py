@@ -3,6 +3,7 @@
 from basilica.core import metering
 from basilica.core.deployment import Deployment
 from basilica.core.events import RecordedEvent
+from basilica.core.phase import RankPhase
 from basilica.core.why import why
 from basilica.wire import responses as out
 from basilica.wire.base import Outgoing
@@ -29,10 +30,11 @@ class LoggedOut(Outgoing):
 
 
 class RunRow(out.DeploymentSummary):
-    """A run as a row of the overview."""
+    """A run as a row of the overview. `stalled`: how many of its ranks are."""
 
     usage: out.UsageView
     blocked_on: str
+    stalled: int
     last_event: out.EventView | None = None
 
 
@@ -50,5 +52,6 @@ def render_row(deployment: Deployment, last: RecordedEvent | None, now: float) -
         **dict(render_summary(deployment)),
         usage=out.UsageView(rank_seconds=usage.rank_seconds, gpu_seconds=usage.gpu_seconds),
         blocked_on=why(deployment.spec, deployment.status, now),
+        stalled=sum(rank.stalled is not None and rank.phase is RankPhase.RUNNING for rank in deployment.status.ranks),
         last_event=None if last is None else render_event(last),
     )

@@ -106,7 +106,7 @@ export function openOverview(main, app) {
   });
 
   function matches(row, words) {
-    if (!GROUPS.find((g) => g.name === kept.group).has(row.phase)) return false;
+    if (!GROUPS.find((g) => g.name === kept.group).has(row)) return false;
     if (words.length === 0) return true;
     const event = row.lastEvent;
     const text = [row.instanceName, row.phase, row.blockedOn, event?.reason, event?.message].join(" ").toLowerCase();
@@ -125,7 +125,7 @@ export function openOverview(main, app) {
       .map(([, row]) => row);
     for (const group of GROUPS) {
       const { button, count } = counts.get(group.name);
-      setText(count, all.filter((row) => group.has(row.phase)).length.toLocaleString("en"));
+      setText(count, all.filter(group.has).length.toLocaleString("en"));
       setAttribute(button, "aria-pressed", String(kept.group === group.name));
     }
     for (const head of heads) head.update();
@@ -212,6 +212,7 @@ function makeRow() {
   const link = el("a", { class: "run-name" });
   const instance = el("span", { class: "dim run-instance" });
   const phase = phaseBadge();
+  const stalled = el("span", { class: "stalled", "data-tone": "warn" });
   const world = worldBar();
   const gpu = el("span", {});
   const old = el("span", {});
@@ -221,13 +222,13 @@ function makeRow() {
     "div",
     { role: "row", class: "run-row" },
     cell("name", link, instance),
-    cell("phase", phase),
+    cell("phase", phase, stalled),
     cell("world", world),
     cell("gpu", gpu),
     cell("age", old),
     cell("event", reason, message),
   );
-  row.parts = { link, instance, phase, world, gpu, old, reason, message };
+  row.parts = { link, instance, phase, stalled, world, gpu, old, reason, message };
   // The whole row leads to the run; the link in it is what keyboards and screen readers use.
   row.addEventListener("click", (event) => {
     if (!event.target.closest("a") && String(getSelection()) === "") link.click();
@@ -236,7 +237,7 @@ function makeRow() {
 }
 
 function fillRow(element, run, index, now) {
-  const { link, instance, phase, world, gpu, old, reason, message } = element.parts;
+  const { link, instance, phase, stalled, world, gpu, old, reason, message } = element.parts;
   setAttribute(element, "aria-rowindex", index + 2);
   setText(old, age(Date.parse(run.createdAt), now));
   if (element.version === run.version) return;
@@ -246,6 +247,9 @@ function fillRow(element, run, index, now) {
   setAttribute(link, "href", `#/run/${encodeURIComponent(run.instanceName)}`);
   setText(instance, clean(run.instanceName.slice(run.friendlyName.length)));
   phase.update(run.phase);
+  setAttribute(phase, "title", clean(run.blockedOn));
+  stalled.hidden = run.stalled === 0;
+  setText(stalled, `! ${run.stalled} stalled`);
   world.update(run.worldSize);
   setText(gpu, gpuHours(run.usage.gpuSeconds));
   setAttribute(gpu, "title", run.usage.gpuSeconds ? `${(run.usage.gpuSeconds / 3600).toFixed(3)} GPU-hours` : "no GPU");

@@ -33,11 +33,15 @@ export const isEnded = (phase) => ENDED.includes(phase);
 /** What the overview can be narrowed to. */
 export const GROUPS = [
   { name: "all", label: "All", has: () => true },
-  { name: "live", label: "Live", has: (phase) => !isEnded(phase) },
-  { name: "trouble", label: "Trouble", has: (phase) => phase === "failed" || phase === "degraded" },
-  { name: "succeeded", label: "Succeeded", has: (phase) => phase === "succeeded" },
-  { name: "failed", label: "Failed", has: (phase) => phase === "failed" },
-  { name: "cancelled", label: "Cancelled", has: (phase) => phase === "cancelled" },
+  { name: "live", label: "Live", has: ({ phase }) => !isEnded(phase) },
+  {
+    name: "trouble",
+    label: "Trouble",
+    has: ({ phase, stalled }) => ["failed", "degraded"].includes(phase) || stalled > 0,
+  },
+  { name: "succeeded", label: "Succeeded", has: ({ phase }) => phase === "succeeded" },
+  { name: "failed", label: "Failed", has: ({ phase }) => phase === "failed" },
+  { name: "cancelled", label: "Cancelled", has: ({ phase }) => phase === "cancelled" },
 ];
 
 /** A rank that runs and has stopped reporting is shown as stalled. */
