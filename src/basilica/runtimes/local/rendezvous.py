@@ -30,6 +30,7 @@ Got = TypeVar("Got")
 
 LINGER_S = 2.0
 UP_WITHIN_S = 30.0
+UP_AT_START_S = 5.0
 GONE_WITHIN_S = 2.0
 FIRST_BACK_OFF_S = 0.1
 LONGEST_BACK_OFF_S = 5.0
@@ -65,6 +66,12 @@ class LocalRendezvous:
         """Begin to keep the service running. `wake` is called for each run whose keyspace may need something."""
         self._wake = wake
         self._keeper = asyncio.create_task(self._keep(), name="rendezvous-keeper")
+
+    async def wait_until_up(self) -> None:
+        """So that the first run need not wait. Not for long: a service that cannot be started is each run's problem."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(UP_AT_START_S):
+                await self._serving.wait()
 
     async def close(self) -> None:
         """Let go. Keyspaces stay open, and the service with them while a rank is left."""

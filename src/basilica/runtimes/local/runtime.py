@@ -152,6 +152,7 @@ class LocalRuntime:
         for instance in instances:
             with suppress(RuntimeUnavailable):  # its own `observe` says so; the others are not to suffer
                 await self._table(instance)
+        await self._rendezvous.wait_until_up()
 
     async def close(self) -> None:
         if self._wake is None:
