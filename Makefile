@@ -30,7 +30,7 @@ system:
 		(apt-get update -q && apt-get install -y -q etcd-server iproute2 chromium)
 
 test: setup lint types system $(OFFICIAL)
-	$(BIN)/python -m pytest -m "not chaos"
+	$(BIN)/python -m pytest -m "not chaos" -n 2
 
 test-fast: setup
 	$(BIN)/python -m pytest -q -m "not slow and not chaos" -n 2
@@ -50,7 +50,7 @@ fmt: setup
 # What is generated from the code and checked in: made anew, and compared as whole files.
 verify: setup
 	$(BIN)/python -m tools.reference
-	git diff --exit-code -- docs
+	git diff --exit-code -- docs deploy
 
 bench: setup $(OFFICIAL)
 	$(BIN)/python -m benchmarks
