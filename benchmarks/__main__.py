@@ -7,7 +7,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks import diloco, elastic, gang, idle, mesh, report, throughput, wait, wakeup
+from benchmarks import diloco, diloco_training, elastic, gang, idle, mesh, report, throughput, wait, wakeup
 from benchmarks.harness import Figure
 
 ALL = {
@@ -19,6 +19,7 @@ ALL = {
     "report": report,
     "elastic": elastic,
     "diloco": diloco,
+    "diloco-training": diloco_training,
     "mesh": mesh,
 }
 

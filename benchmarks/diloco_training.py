@@ -1,12 +1,13 @@
-"""Training quality: the same tokens and global batch with synchronous training and with DiLoCo.
+r"""Training quality: the same tokens and global batch with synchronous training and with DiLoCo.
 
-A model of characters learns the source of Python's standard library. Synchronous training averages the gradients of all
-replicas at each step, which is one step with the batches of all; DiLoCo gives each replica its own batches and averages
-every H steps, through the real all-reduce. The loss is that on files that nobody trained on. Each way of training may
-have a learning rate of its own (`--lr`, `--diloco-lr`): that of one says nothing of the other's.
+A model of characters learns Python, from the sources that are installed. Synchronous training averages the gradients of
+all replicas at each step, which is one step with the batches of all; DiLoCo gives each replica its own batches and
+averages every H steps, through the real all-reduce. The loss is that on files that nobody trained on. Each way of
+training may have a learning rate of its own (`--lr`, `--diloco-lr`): that of one says nothing of the other's.
 
     python -m benchmarks diloco-training
-    python -m benchmarks.diloco_training --device cuda --size large --replicas 4 --steps 8000 --sync-every 500
+    python -m benchmarks.diloco_training --device cuda --size large --lr 1e-3 --replicas 4 --sync-every 500 \
+        --steps 8000 --begin 3000
 """
 
 import argparse
@@ -30,6 +31,7 @@ from basilica.diloco.plan import Question, plan_for
 from benchmarks.harness import Figure
 
 LETTERS = 128
+ASCII = bytes(code if code < LETTERS else ord("?") for code in range(256))
 HELD_OUT_EVERY = 10
 EVALUATION_BATCHES = 16
 EVALUATION_BATCH = 512
@@ -44,9 +46,11 @@ class Size:
     width: int
     layers: int
     batch: int
+    text_bytes: int
+    """Enough that no training sees much of it twice."""
 
 
-SIZES = {"small": Size(6, 24, 0, 32), "large": Size(128, 256, 4, 32)}
+SIZES = {"small": Size(6, 24, 0, 32, 20 << 20), "large": Size(128, 256, 4, 32, 150 << 20)}
 
 
 @dataclass(frozen=True)
@@ -63,25 +67,30 @@ class Setting:
     outer_lr: float = 0.7
     wire: str | None = None
     uri: str = ""
+    first: int = 0
+    start: str = ""
+    """The file with the model that training begins with at step `first`; without it, a new one."""
 
 
 # ---- text and model ----------------------------------------------------------------------------------------------
 
 
 @cache
-def texts(device: str) -> tuple[torch.Tensor, torch.Tensor]:
+def texts(size: Size, device: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Files to train on, and files that nobody trains on."""
-    files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
-    held_out = files[::HELD_OUT_EVERY]
-    train, held = (
-        "".join(file.read_text("utf-8", "replace") for file in part).encode("ascii", "replace")
-        for part in ([file for file in files if file not in held_out], held_out)
-    )
-    return _letters(train, device), _letters(held, device)
+    train, held_out = bytearray(), bytearray()
+    for number, file in enumerate(_sources()):
+        if len(train) >= size.text_bytes:
+            break
+        (train if number % HELD_OUT_EVERY else held_out).extend(file.read_bytes().translate(ASCII))
+    return tuple(torch.frombuffer(text, dtype=torch.uint8).to(device) for text in (train, held_out))  # type: ignore[return-value]
 
 
-def _letters(text: bytes, device: str) -> torch.Tensor:
-    return torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)
+def _sources() -> list[Path]:
+    """Python's standard library and all packages that are installed beside it."""
+    places = sysconfig.get_paths()
+    roots = {Path(places["stdlib"]), Path(places["purelib"])}
+    return sorted({file for root in roots for file in root.rglob("*.py") if file.is_file()})
 
 
 def batch(text: torch.Tensor, size: Size, count: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
@@ -148,14 +157,16 @@ class Trainer:
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.model = new_model(setting)
+        if setting.start:
+            self.model.load_state_dict(torch.load(setting.start, map_location=setting.device, weights_only=True))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=setting.lr)
-        self._train, self._held_out = texts(setting.device)
+        self._train, self._held_out = texts(setting.size, setting.device)
 
     def step(self, step: int, ranks: Sequence[int]) -> None:
         """One step on the batches of these replicas."""
         setting = self.setting
         warmup = max(1, setting.steps // 20)
-        share = min(1.0, (step + 1) / warmup) * (0.55 + 0.45 * math.cos(math.pi * step / setting.steps))
+        share = min(1.0, (step - setting.first + 1) / warmup) * (0.55 + 0.45 * math.cos(math.pi * step / setting.steps))
         for group in self.optimizer.param_groups:
             group["lr"] = setting.lr * share
         parts = [self._batch(rank, step) for rank in ranks]
@@ -183,9 +194,17 @@ class Trainer:
 
 def synchronous(setting: Setting) -> float:
     trainer = Trainer(setting)
-    for step in range(setting.steps):
+    for step in range(setting.first, setting.steps):
         trainer.step(step, range(setting.replicas))
     return trainer.evaluate()
+
+
+def begin(setting: Setting, first: int, file: str) -> None:
+    """Train synchronously for the first steps, and keep the model."""
+    trainer = Trainer(setting)
+    for step in range(first):
+        trainer.step(step, range(setting.replicas))
+    torch.save(trainer.model.state_dict(), file)
 
 
 def replica(setting: Setting, rank: int) -> tuple[float, int]:
@@ -203,11 +222,19 @@ def replica(setting: Setting, rank: int) -> tuple[float, int]:
             checkpoint_every=0,
         ) as diloco,
     ):
-        for step in range(setting.steps):
+        for step in range(setting.first, setting.steps):
             trainer.step(step, [rank])
             diloco.step(samples=setting.size.batch)
         moved = sum(stats.bytes_up + stats.bytes_down for stats in allreduce.history)
     return (trainer.evaluate() if rank == 0 else 0.0), moved
+
+
+def begun(settings: Sequence[Setting], first: int, directory: str) -> list[Setting]:
+    """The same trainings, from a common beginning."""
+    files = [f"{directory}/{number}.pt" for number in range(len(settings))]
+    with _workers(settings[0].device, len(settings)) as workers:
+        list(workers.map(begin, settings, [first] * len(settings), files))
+    return [replace(setting, first=first, start=file) for setting, file in zip(settings, files, strict=True)]
 
 
 def train_synchronously(settings: Sequence[Setting]) -> list[float]:
@@ -236,9 +263,13 @@ def _workers(device: str, count: int) -> Executor:
 # ---- figures -----------------------------------------------------------------------------------------------------
 
 
-def compare(setting: Setting, *, seeds: int, sync_every: int, diloco_lr: float) -> Iterator[Figure]:
-    """`setting` is the synchronous training."""
+def compare(
+    setting: Setting, *, seeds: int, sync_every: int, diloco_lr: float, first: int = 0, directory: str = ""
+) -> Iterator[Figure]:
+    """`setting` is the synchronous training. All begin with `first` synchronous steps, kept in the directory."""
     settings = [replace(setting, seed=seed) for seed in range(seeds)]
+    if first:
+        settings = begun(settings, first, directory)
     params = sum(p.numel() for p in new_model(setting).parameters())
     what = f"{setting.replicas} replicas, H {sync_every}"
     reference = train_synchronously(settings)
@@ -253,7 +284,7 @@ def compare(setting: Setting, *, seeds: int, sync_every: int, diloco_lr: float) 
         yield Figure(f"{name}, the worst of {seeds} seeds", 100 * (max(ratios) - 1), "%")
         question = Question(params=params, replicas=setting.replicas, link=1e9, step_seconds=1)
         planned = plan_for(question, sync_every=sync_every, fragments=1, wire=wire or "fp32").less_communication
-        gradients = setting.steps * 4 * 4 * params * (setting.replicas - 1) / setting.replicas
+        gradients = (setting.steps - first) * 4 * 4 * params * (setting.replicas - 1) / setting.replicas
         yield Figure(f"{name}, less communication", gradients / found[0][1], "times", f"{planned:.0f} planned")
 
 
@@ -274,13 +305,22 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=LR)
     parser.add_argument("--diloco-lr", type=float, help="if it is another one with DiLoCo")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--begin", type=int, default=0, help="synchronous steps before the comparison")
     given = parser.parse_args()
     torch.set_num_threads(1)
     for replicas in given.replicas:
         setting = Setting(SIZES[given.size], given.device, replicas, given.steps, given.lr, 0)
         other = given.diloco_lr or given.lr
-        for figure in compare(setting, seeds=given.seeds, sync_every=given.sync_every, diloco_lr=other):
-            print(figure, flush=True)
+        with tempfile.TemporaryDirectory() as directory:
+            for figure in compare(
+                setting,
+                seeds=given.seeds,
+                sync_every=given.sync_every,
+                diloco_lr=other,
+                first=given.begin,
+                directory=directory,
+            ):
+                print(figure, flush=True)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,11 @@ from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite("basilica.testing.executor_contract", "basilica.testing.store_contract")
+pytest.register_assert_rewrite(
+    "basilica.testing.executor_contract",
+    "basilica.testing.runtime_contract",
+    "basilica.testing.store_contract",
+)
 
 # Whole processes, terminals, servers and disks: all of it in `make test`, none of it in `make test-fast`.
 SLOW_DIRECTORIES = (
@@ -20,7 +24,13 @@ SLOW_DIRECTORIES = (
     "runtime_local",
     "stores",
 )
-SLOW_MODULES = ("test_embedded.py", "test_archive.py", "test_source.py")
+SLOW_MODULES = (
+    "test_runtime_local.py",
+    "test_runtime_kubernetes.py",
+    "test_embedded.py",
+    "test_archive.py",
+    "test_source.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -14,6 +14,8 @@ import typer
 import basilica
 from basilica.cli.main import app as cli
 from basilica.core import errors as errors_module
+from basilica.kube.crd import definition
+from basilica.kube.yaml import to_yaml
 from basilica.server.app import build_app
 from basilica.server.control import ControlPlane, Settings
 from basilica.server.metrics import Metrics
@@ -22,6 +24,7 @@ from basilica.stores.memory import MemoryKeys, MemoryStore
 from basilica.testing.fake_runtime import FakeRuntime
 
 DOCS = Path(__file__).parents[1] / "docs" / "reference"
+DEPLOY = Path(__file__).parents[1] / "deploy"
 NOTICE = "<!-- Written by `make verify` from the code; edit that. -->\n\n"
 
 
@@ -33,6 +36,7 @@ def pages() -> dict[Path, str]:
         DOCS / "openapi.json": json.dumps(document, indent=1, sort_keys=True) + "\n",
         DOCS / "cli.md": NOTICE + cli_page(),
         DOCS / "sdk.md": NOTICE + sdk_page(),
+        DEPLOY / "crd.yaml": to_yaml([definition()]),
     }
 
 

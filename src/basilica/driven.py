@@ -164,9 +164,9 @@ class Driven:
             )
         else:
             ended = await self._execute(order)
+        self._tell_result()  # first: whoever knows of the end may look for it
         self._record(order.attempt, ended=ended)
         self._leave_message(order.attempt)
-        self._tell_result()
         done = ended.exit_code == 0 and not ended.stopped and not ended.by_platform
         self._code = 0 if done else ended.exit_code or TERMINATED  # 0 would tell Kubernetes that the rank is done
         return done
@@ -202,8 +202,11 @@ class Driven:
         await asyncio.gather(gate, return_exceptions=True)
 
     def _is_to_end(self, attempt: int) -> bool:
+        """An order for a later attempt says that this one was given up: there must not be two."""
         order = self._order
-        return self._ending or (order is not None and order.attempt >= attempt and not order.run)
+        if order is None or order.attempt < attempt:
+            return self._ending
+        return self._ending or order.attempt > attempt or not order.run
 
     async def _execute(self, order: Order) -> Ended:
         environment = self._rank_environment(order)
@@ -255,7 +258,7 @@ class Driven:
                 if not stopped and not by_platform:
                     stopped, by_platform = not self._ending, self._ending
                     rank.signal(signal.SIGTERM)
-                if stopped and self._order is not None and not self._order.run:
+                if stopped and self._order is not None:
                     kill_at = min(now + self._order.grace, kill_at if kill_at is not None else now + self._order.grace)
             if kill_at is not None and now >= kill_at:
                 rank.kill()
@@ -291,7 +294,8 @@ class Driven:
         self._say(attempt_key(self._rank, attempt), self._records[attempt].dump())
 
     def _say(self, key: str, value: str) -> None:
-        self._untold[key] = value
+        self._untold.pop(key, None)
+        self._untold[key] = value  # after all that came before
         self._told.clear()
         self._news.set()
 

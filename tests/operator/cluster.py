@@ -33,11 +33,11 @@ def a_cluster(**settings: Any) -> Iterator[KubeServer]:
         yield kube
 
 
-def tell(story: Callable[[KubeServer], Awaitable[None]]) -> None:
+def tell(story: Callable[[KubeServer], Awaitable[None]], seconds: float = STORY_SECONDS) -> None:
     """Run a story on a cluster of its own; one that hangs fails."""
 
     async def told(kube: KubeServer) -> None:
-        async with asyncio.timeout(STORY_SECONDS):
+        async with asyncio.timeout(seconds):
             await story(kube)
 
     with a_cluster() as kube:
@@ -101,11 +101,15 @@ def the_object(kube: KubeServer, name: str = "train", namespace: str = "u-ann") 
     return found
 
 
-def edit(kube: KubeServer, change: Json, name: str = "train", namespace: str = "u-ann") -> httpx.Response:
+def edit(kube: KubeServer, change: Json, name: str = "train", *, subresource: str = "") -> httpx.Response:
     """As `kubectl patch` does."""
-    return httpx.patch(
-        kube.url + path_of(namespace, name), json=change, headers={"Content-Type": "application/merge-patch+json"}
-    )
+    headers = {"Content-Type": "application/merge-patch+json"}
+    return httpx.patch(kube.url + path_of("u-ann", name, subresource), json=change, headers=headers)
+
+
+def deleted(kube: KubeServer, name: str = "train") -> None:
+    """As `kubectl delete` does."""
+    assert httpx.delete(kube.url + path_of("u-ann", name)).status_code == 200
 
 
 def scaled(target: int) -> Json:
@@ -118,9 +122,8 @@ def kube_events(kube: KubeServer, namespace: str = "u-ann") -> dict[str, Json]:
     return {event["reason"]: event for event in found}
 
 
-async def eventually(look: Callable[[], Found | None]) -> Found:
-    """What a look shows as soon as it shows something."""
-    async with asyncio.timeout(STORY_SECONDS / 2):
-        while not (found := look()):
-            await asyncio.sleep(0.01)
+async def eventually(look: Callable[[], Found | None], *, every: float = 0.01) -> Found:
+    """What a look shows as soon as it shows something; the story's own time limit ends it."""
+    while not (found := look()):
+        await asyncio.sleep(every)
     return found

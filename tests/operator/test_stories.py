@@ -3,14 +3,13 @@
 import asyncio
 from typing import Any
 
-import httpx
 import pytest
 
-from basilica.core.errors import DeploymentNotFound, StoreUnavailable
+from basilica.core.errors import DeploymentNotFound
 from basilica.core.phase import Phase
-from basilica.kube.userdeployment import FINALIZER, instance_of, path_of
+from basilica.kube.userdeployment import FINALIZER, instance_of
 from basilica.testing.kube import KubeServer
-from tests.operator.cluster import by_hand, edit, eventually, kube_events, operating, scaled, tell, the_object
+from tests.operator.cluster import by_hand, deleted, edit, eventually, kube_events, operating, scaled, tell, the_object
 
 
 def applied(kube: KubeServer, **more: Any) -> str:
@@ -113,7 +112,7 @@ def test_a_deleted_run_is_stopped_and_recorded_before_it_goes() -> None:
         async with operating(kube) as here:
             instance = applied(kube)
             await here.ready(await _known(here, instance), 2)
-            assert httpx.delete(kube.url + path_of("u-ann", "train")).status_code == 200
+            deleted(kube)
             await eventually(lambda: kube.get("userdeployments", "train", "u-ann") is None)
             assert here.runtime.running(instance) == []
             with pytest.raises(DeploymentNotFound):
@@ -131,7 +130,7 @@ def test_what_was_deleted_while_no_operator_ran_is_cleaned_up_by_the_next() -> N
             instance = applied(kube)
             await here.ready(await _known(here, instance), 2)
             runtime = here.runtime
-        assert httpx.delete(kube.url + path_of("u-ann", "train")).status_code == 200
+        deleted(kube)
         assert the_object(kube)["metadata"]["deletionTimestamp"]
         async with operating(kube, runtime, identity="two"):
             await eventually(lambda: kube.get("userdeployments", "train", "u-ann") is None)
@@ -147,7 +146,7 @@ def test_a_name_is_used_again_and_again() -> None:
             for _ in range(3):
                 instances.append(applied(kube))
                 await here.ready(await _known(here, instances[-1]), 2)
-                assert httpx.delete(kube.url + path_of("u-ann", "train")).status_code == 200
+                deleted(kube)
                 await eventually(lambda: kube.get("userdeployments", "train", "u-ann") is None)
             assert len(set(instances)) == 3
             assert {row.instance for row in await here.store.usage("ann")} == set(instances)
@@ -183,12 +182,39 @@ def test_what_the_schema_lets_pass_and_is_no_run_is_answered_on_the_object() -> 
             assert "resources.memory" in refused[0]["message"]
             event = await eventually(lambda: kube_events(kube).get("InvalidSpec"))
             assert event["type"] == "Warning"
-            with pytest.raises(StoreUnavailable):
+            with pytest.raises(DeploymentNotFound):
                 await here.store.get(instance)
             good = applied(kube, name="good")
             await here.ready(await _known(here, good), 2)
-            assert httpx.delete(kube.url + path_of("u-ann", "train")).status_code == 200
+            deleted(kube)
             assert kube.get("userdeployments", "train", "u-ann") is None
+
+    tell(story)
+
+
+def test_a_secret_that_is_not_there_is_told_and_waited_for() -> None:
+    async def story(kube: KubeServer) -> None:
+        async with operating(kube) as here:
+            instance = applied(kube, secretRef={"name": "tokens"})
+            event = await eventually(lambda: kube_events(kube).get("SecretUnavailable"))
+            assert "u-ann/tokens" in event["message"]
+            secret = {"metadata": {"name": "tokens"}, "data": {"TOKEN": "czNjcmV0"}}
+            kube.create({"apiVersion": "v1", "kind": "Secret", **secret}, "u-ann")
+            await eventually(lambda: here.runtime.running(instance) == [0, 1])
+            assert (await here.store.get(instance)).spec.secrets == {"TOKEN": "s3cret"}
+            assert "s3cret" not in str(the_object(kube))
+
+    tell(story)
+
+
+def test_a_namespace_that_is_deleted_goes_with_its_runs() -> None:
+    async def story(kube: KubeServer) -> None:
+        async with operating(kube) as here:
+            instance = applied(kube)
+            await here.ready(await _known(here, instance), 2)
+            await here.api.delete("/api/v1/namespaces/u-ann")
+            await eventually(lambda: kube.get("namespaces", "u-ann", "") is None)
+            assert here.runtime.running(instance) == []
 
     tell(story)
 
@@ -198,12 +224,7 @@ def test_a_status_that_somebody_spoilt_stops_nothing_else() -> None:
         async with operating(kube) as here:
             instance = applied(kube)
             await here.ready(await _known(here, instance), 2)
-            spoilt = httpx.patch(
-                kube.url + path_of("u-ann", "train", "status"),
-                json={"status": {"state": "{nonsense"}},
-                headers={"Content-Type": "application/merge-patch+json"},
-            )
-            assert spoilt.status_code == 200
+            assert edit(kube, {"status": {"state": "{nonsense"}}, subresource="status").status_code == 200
             good = applied(kube, name="good")
             await here.ready(await _known(here, good), 2)
             assert here.runtime.running(instance) == [0, 1]
@@ -211,8 +232,7 @@ def test_a_status_that_somebody_spoilt_stops_nothing_else() -> None:
     tell(story)
 
 
-def test_an_operator_that_is_killed_at_any_moment_loses_and_doubles_nothing() -> None:
-    """The task is cancelled, as if the process were gone: no lease is given back, no turn is finished."""
+def test_operators_that_end_in_the_middle_of_their_work_lose_and_double_nothing() -> None:
 
     async def story(kube: KubeServer) -> None:
         async with operating(kube) as here:

@@ -1,5 +1,6 @@
 """What commands share: the options that several have, and durations as people write them."""
 
+import logging
 import re
 from pathlib import Path
 from typing import Annotated
@@ -34,3 +35,10 @@ def seconds(text: str) -> float:
     if match is None:
         raise typer.BadParameter(f"{text!r} is no duration; write 90s, 15m, 12h, 7d or 2w")
     return float(match[1]) * _SECONDS[match[2]]
+
+
+def log_level_of(text: str) -> int:
+    level = logging.getLevelNamesMapping().get(text.upper())
+    if level is None:
+        raise typer.BadParameter(f"{text!r}: use debug, info, warning or error", param_hint="--log-level")
+    return level

@@ -75,8 +75,8 @@ def resume(
 ) -> None:
     """Go on with a run that has stopped, from the last state that was agreed on, with any executor.
 
-    The bucket knows the entrypoint, its arguments and the number of replicas. What was begun after the last agreed state
-    is removed: make sure that no replica of the run is left. Exits as `basilica run` does.
+    The bucket knows the entrypoint, its arguments and the number of replicas. What was begun after the last agreed
+    state is removed: make sure that no replica of the run is left. Exits as `basilica run` does.
 
     \b
     Examples:

@@ -3,20 +3,46 @@
 import asyncio
 import json
 import time
-from typing import Annotated
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from basilica.cli.cluster import Context, ControlNamespace, Kubeconfig, StoreKind
 from basilica.cli.common import Json, StateDir
+
+if TYPE_CHECKING:
+    from basilica.ports import Keys
+
+KeyStore = Annotated[StoreKind, typer.Option("--store", help="Of the server of this machine, or of a cluster.")]
 
 app = typer.Typer(help="Make, list and revoke API keys.", no_args_is_help=True, rich_markup_mode=None)
 
 
+def _opened(
+    store: StoreKind, state_dir: Path | None, kubeconfig: str | None, context: str | None, namespace: str | None
+) -> "AbstractAsyncContextManager[Keys]":
+    if store is StoreKind.KUBERNETES:
+        from basilica.wiring_kubernetes import ClusterOptions, open_cluster_keys
+
+        return open_cluster_keys(ClusterOptions(kubeconfig=kubeconfig, context=context, namespace=namespace))
+    from basilica.places import default_state_dir
+    from basilica.wiring import open_keys
+
+    return open_keys(state_dir or default_state_dir())
+
+
 @app.command("create")
 def create(
+    *,
     user: Annotated[str, typer.Option(help="Whose key it is; each user has runs of their own.")] = "local",
     note: Annotated[str, typer.Option(help="What it is for.")] = "",
     state_dir: StateDir = None,
+    store: KeyStore = StoreKind.LOCAL,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    namespace: ControlNamespace = None,
     as_json: Json = False,
 ) -> None:
     """Make a key and print it: it cannot be shown again.
@@ -24,16 +50,15 @@ def create(
     \b
     Example:
       export BASILICA_API_KEY=$(basilica keys create --user alice)
+      basilica keys create --store kubernetes --user alice
     """
-    from basilica.places import default_state_dir
     from basilica.server.auth import key_record, new_key
-    from basilica.wiring import open_keys
 
     key = new_key()
     record = key_record(key, user, time.time(), note)
 
     async def add() -> None:
-        async with open_keys(state_dir or default_state_dir()) as keys:
+        async with _opened(store, state_dir, kubeconfig, context, namespace) as keys:
             await keys.add_key(record)
 
     asyncio.run(add())
@@ -41,19 +66,25 @@ def create(
 
 
 @app.command("list")
-def list_keys(state_dir: StateDir = None, as_json: Json = False) -> None:
+def list_keys(
+    *,
+    state_dir: StateDir = None,
+    store: KeyStore = StoreKind.LOCAL,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    namespace: ControlNamespace = None,
+    as_json: Json = False,
+) -> None:
     """List keys, without the keys themselves.
 
     \b
     Example:
       basilica keys list --json
     """
-    from basilica.places import default_state_dir
     from basilica.wire.base import rfc3339
-    from basilica.wiring import open_keys
 
     async def read() -> list[dict[str, str]]:
-        async with open_keys(state_dir or default_state_dir()) as keys:
+        async with _opened(store, state_dir, kubeconfig, context, namespace) as keys:
             return [
                 {"id": k.id, "user": k.user, "createdAt": rfc3339(k.created_at), "note": k.note}
                 for k in await keys.keys()
@@ -71,7 +102,12 @@ def list_keys(state_dir: StateDir = None, as_json: Json = False) -> None:
 @app.command("revoke")
 def revoke(
     id: Annotated[str, typer.Argument(help="The key's id, from `basilica keys list`.")],
+    *,
     state_dir: StateDir = None,
+    store: KeyStore = StoreKind.LOCAL,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    namespace: ControlNamespace = None,
     as_json: Json = False,
 ) -> None:
     """Revoke a key; it stops working at once.
@@ -80,11 +116,9 @@ def revoke(
     Example:
       basilica keys revoke 3f9c0a1b2d4e
     """
-    from basilica.places import default_state_dir
-    from basilica.wiring import open_keys
 
     async def remove() -> bool:
-        async with open_keys(state_dir or default_state_dir()) as keys:
+        async with _opened(store, state_dir, kubeconfig, context, namespace) as keys:
             return await keys.revoke_key(id)
 
     if not asyncio.run(remove()):

@@ -6,7 +6,21 @@ import sys
 import typer
 
 from basilica import __version__
-from basilica.cli import account, console, diloco, doctor, keys, local, network, prune, run, serve, train
+from basilica.cli import (
+    account,
+    console,
+    diloco,
+    doctor,
+    keys,
+    local,
+    manifests,
+    network,
+    operator,
+    prune,
+    run,
+    serve,
+    train,
+)
 from basilica.core.errors import BasilicaError, NetworkError
 
 app = typer.Typer(
@@ -20,6 +34,8 @@ app = typer.Typer(
 app.add_typer(train.app, name="train")
 app.command("run")(run.run)
 app.command("serve")(serve.serve)
+app.command("operator")(operator.operator)
+app.command("manifests")(manifests.manifests)
 app.command("console")(console.console)
 app.command("doctor")(doctor.doctor)
 app.command("prune")(prune.prune)

@@ -9,18 +9,28 @@ from typing import Annotated
 
 import typer
 
-from basilica.cli.common import StateDir, seconds
+from basilica.cli.cluster import Context, ControlNamespace, Image, Kubeconfig, StoreKind
+from basilica.cli.common import StateDir, log_level_of, seconds
 
 try:
     import uvloop
 except ImportError:  # it exists for CPython alone
     uvloop = None  # type: ignore[assignment]
 
+API_KEYS_OF_A_CLUSTER = "API keys: basilica keys create --store kubernetes --user NAME"
+
 
 def serve(
     *,
     host: Annotated[str, typer.Option(help="Address to listen on; beyond loopback only with API keys.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 7411,
+    store: Annotated[
+        StoreKind, typer.Option(help="Where runs are kept: on this machine, or in a cluster that an operator turns.")
+    ] = StoreKind.LOCAL,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    namespace: ControlNamespace = None,
+    image: Image = "basilica",
     state_dir: StateDir = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     api_key_file: Annotated[Path | None, typer.Option(help="A file with a key that clients may use.")] = None,
@@ -44,13 +54,15 @@ def serve(
 ) -> None:
     """Run a control plane on this machine: an HTTP API, and ranks as processes.
 
-    Runs outlive the server: stop or kill it, start it again, and it takes up what it left.
+    Runs outlive the server: stop or kill it, start it again, and it takes up what it left. With --store kubernetes it
+    is the API alone, and any number of them may run beside the operator.
 
     \b
     Examples:
       basilica serve
       basilica serve --port 8000 --state-dir /srv/basilica --retention 30d
       basilica serve --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
+      basilica serve --store kubernetes --kubeconfig ~/.kube/config
     """
     if detach is not None:
         _detach(detach)
@@ -60,10 +72,13 @@ def serve(
     from basilica.server.serve import Listen
     from basilica.wiring import serve_embedded
 
-    level = logging.getLevelNamesMapping().get(log_level.upper())
-    if level is None:
-        raise typer.BadParameter(f"{log_level!r}: use debug, info, warning or error", param_hint="--log-level")
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    level = log_level_of(log_level)
+    if store is StoreKind.KUBERNETES:
+        from basilica.operator.logs import log_as_json
+
+        log_as_json(level)
+    else:
+        logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     directory = state_dir or default_state_dir()
     listen = Listen(host=host, port=port, tls_cert=tls_cert, tls_key=tls_key)
     settings = Settings(
@@ -75,7 +90,7 @@ def serve(
 
     def announce(url: str) -> None:
         typer.echo(f"Basilica listens on {url}")
-        typer.echo(f"API key: {directory / 'api-key'}")
+        typer.echo(f"API key: {directory / 'api-key'}" if store is StoreKind.LOCAL else API_KEYS_OF_A_CLUSTER)
         if not listen.loopback and listen.tls_cert is None:
             typer.echo("Keys travel unencrypted: use --tls-cert and --tls-key, or a proxy that does.", err=True)
         if detach is not None:
@@ -83,7 +98,23 @@ def serve(
             os.close(detach)
 
     run = uvloop.run if uvloop is not None else asyncio.run
-    run(serve_embedded(listen, directory, settings, key, announce))
+    if store is StoreKind.LOCAL:
+        run(serve_embedded(listen, directory, settings, key, announce))
+        return
+    from basilica.wiring_kubernetes import ClusterOptions, serve_kubernetes
+
+    _only_local(retention=retention, idle_exit=None if idle_exit == "0" else idle_exit, state_dir=state_dir)
+    options = ClusterOptions(kubeconfig=kubeconfig, context=context, namespace=namespace, image=image)
+    run(serve_kubernetes(listen, options, settings, key, announce))
+
+
+def _only_local(**options: object) -> None:
+    for name, value in options.items():
+        if value is not None:
+            hint = " (the operator has --retention)" if name == "retention" else ""
+            raise typer.BadParameter(
+                f"has no meaning with --store kubernetes{hint}", param_hint=f"--{name.replace('_', '-')}"
+            )
 
 
 def _detach(fd: int) -> None:

@@ -95,7 +95,8 @@ def describe_exit(exit: RankExit) -> str:
     if exit.termination_reason == STALLED:
         return f"was stopped because it had stalled (exit code {exit.exit_code})"
     if exit.signal is not None:
-        return f"was ended by {exit.signal} (exit code {exit.exit_code})"
+        why = "" if exit.termination_reason in (exit.signal, "Error", "Cancelled") else f", {exit.termination_reason}"
+        return f"was ended by {exit.signal} (exit code {exit.exit_code}{why})"
     return f"exited with code {exit.exit_code}" + (f" ({exit.error})" if exit.error else "")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from basilica.core.deployment import Owner
 from basilica.core.spec import DeploymentSpec, Shell
-from basilica.kube.render import QUEUE_NAME, Container, Gang, Json, Placement, indexed_job, literal
+from basilica.kube.render import QUEUE_NAME, Container, Gang, Json, indexed_job, literal
 from basilica.kube.userdeployment import API_VERSION, GROUP, INSTANCE_LABEL, KIND
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
@@ -38,7 +38,8 @@ class Settings:
 
     `entrypoint` stands before every rank's command. `rendezvous_command` serves etcd's v2 keys API on port 2379 of
     `$(POD_IP)`. `user`: whom containers run as. `egress`: whether ranks reach what is outside of the cluster's private
-    networks. `checkpoints`: a volume that all ranks of a namespace share, by the name of its claim.
+    networks. `checkpoints`: a volume that all ranks of a namespace share, by the name of its claim. `node_seconds`: how
+    long pods of a node that does not answer any more are waited for before others take their places.
     """
 
     image: str
@@ -55,6 +56,7 @@ class Settings:
     checkpoints: str | None = None
     image_pull_secrets: Sequence[str] = ()
     holds_pods: bool = True
+    node_seconds: int = 30
     env: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -174,6 +176,10 @@ class RunObjects:
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "securityContext": security,
+            "tolerations": [
+                {**_NODE_TROUBLE, "key": f"node.kubernetes.io/{what}", "tolerationSeconds": self.settings.node_seconds}
+                for what in ("unreachable", "not-ready")
+            ],
         }
         if self.settings.image_pull_secrets:
             found["imagePullSecrets"] = [{"name": name} for name in self.settings.image_pull_secrets]
@@ -222,7 +228,6 @@ class RunObjects:
                 job_labels={} if self.settings.queue is None else {QUEUE_NAME: self.settings.queue},
                 pod_finalizers=(POD_FINALIZER,) if self.settings.holds_pods else (),
                 owner=self._owner_reference(),
-                placement=self._placement(),
                 job=job,
                 pod=self._worker_pod(),
             )
@@ -306,6 +311,8 @@ class RunObjects:
                 {"name": "checkpoints", **shared},
             ],
         }
+        if self.spec.resources.gpus.count:
+            found["tolerations"].append({"key": GPUS, "operator": "Exists", "effect": "NoSchedule"})
         affinity = self._affinity()
         spread = {"provider-aware": PROVIDER, "region-aware": REGION}.get(self.spec.topology_spread)
         if spread is not None:
@@ -313,11 +320,6 @@ class RunObjects:
             rule = {"maxSkew": 1, "topologyKey": spread, "whenUnsatisfiable": "ScheduleAnyway"}
             found["topologySpreadConstraints"] = [{**rule, "labelSelector": selector}]
         return found | ({"affinity": affinity} if affinity else {})
-
-    def _placement(self) -> Placement:
-        if not self.spec.resources.gpus.count:
-            return Placement()
-        return Placement(tolerations=[{"key": GPUS, "operator": "Exists", "effect": "NoSchedule"}])
 
     def _affinity(self) -> Json:
         found: Json = {}
@@ -348,4 +350,5 @@ class RunObjects:
         return [{"matchExpressions": always}] if always else []
 
 
+_NODE_TROUBLE = {"operator": "Exists", "effect": "NoExecute"}
 _CONTAINER_SECURITY: dict[str, Any] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}

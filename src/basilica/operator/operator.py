@@ -53,13 +53,18 @@ class Operator:
         if not await _unless(stop, self._election.acquire()):
             return
         try:
-            self.controller = Controller(self._store, self._runtime, self._clock)
-            async with self._beside():
-                await self.controller.start()
-                if await _unless(stop, self._election.keep()):
-                    raise LeadershipLost(f"{self._election.identity} does not lead any more")
+            # The lease is kept while all there is is read for the first time, too: that may take a while.
+            lost = await _unless(stop, self._election.keep(), self._lead())
+            if lost:
+                raise LeadershipLost(f"{self._election.identity} does not lead any more")
         finally:
             await self._let_go()
+
+    async def _lead(self) -> None:
+        self.controller = Controller(self._store, self._runtime, self._clock)
+        await self.controller.start()
+        async with self._beside():
+            await asyncio.Event().wait()
 
     async def _let_go(self) -> None:
         """First stop acting, then say so."""
@@ -104,17 +109,19 @@ class Operator:
             await asyncio.sleep(RETENTION_PERIOD)
 
 
-async def _unless(stop: asyncio.Event, work: Awaitable[None]) -> bool:
-    """Do it, unless `stop` is set first: then False."""
-    doing = asyncio.ensure_future(work)
+async def _unless(stop: asyncio.Event, *works: Awaitable[None]) -> bool:
+    """Do these until one of them is done; False if `stop` is set first."""
+    doing = [asyncio.ensure_future(work) for work in works]
     stopping = asyncio.ensure_future(stop.wait())
     try:
-        await asyncio.wait({doing, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if doing.done():
-            doing.result()
-            return True
+        await asyncio.wait({stopping, *doing}, return_when=asyncio.FIRST_COMPLETED)
+        for task in doing:
+            if task.done():
+                task.result()
+                return True
         return False
     finally:
-        for task in (doing, stopping):
+        stopping.cancel()
+        for task in doing:
             task.cancel()
-        await asyncio.gather(doing, stopping, return_exceptions=True)
+        await asyncio.gather(stopping, *doing, return_exceptions=True)

@@ -5,15 +5,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from basilica.testing.executor_contract import ExecutorContract
+    from basilica.testing.runtime_contract import RuntimeContract
     from basilica.testing.store_contract import KeysContract, StoreContract
 
 _HOME_OF = {
     "ExecutorContract": "executor_contract",
     "KeysContract": "store_contract",
+    "RuntimeContract": "runtime_contract",
     "StoreContract": "store_contract",
 }
 
-__all__ = ["ExecutorContract", "KeysContract", "StoreContract"]
+__all__ = ["ExecutorContract", "KeysContract", "RuntimeContract", "StoreContract"]
 
 
 def __getattr__(name: str) -> Any:

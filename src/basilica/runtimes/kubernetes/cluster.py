@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,7 +27,10 @@ from basilica.runtimes.kubernetes.parse import NodeFacts, PodFacts, node_facts, 
 
 Json = dict[str, Any]
 
+log = logging.getLogger(__name__)
+
 FORGET_UID_AFTER_S = 30.0
+HELD_AT_MOST_S = 120.0
 CLOSING_DEADLINE_S = 1  # of a Job that is to be over; what runs in spite of that is ended with it
 
 
@@ -45,12 +49,16 @@ class Cluster:
         self._facts: dict[str, dict[str, PodFacts]] = {}  # by instance, then uid
         self._gone: dict[str, set[str]] = {}
         self._unseen: dict[str, float] = {}  # uids that a record names and no look has shown, since when
+        self._held: set[str] = set()  # uids of deleted pods that are let go of after a while, whatever happens
+        self._tasks: set[asyncio.Task[None]] = set()
         self.nodes: dict[str, NodeFacts] = {}
 
     async def start(self) -> None:
         await asyncio.gather(*(informer.synced() for informer in self._informers()))
 
     async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
         await asyncio.gather(*(informer.close() for informer in self._informers()))
 
     def _informers(self) -> tuple[Informer, ...]:
@@ -118,7 +126,27 @@ class Cluster:
             self._gone.setdefault(instance, set()).add(metadata["uid"])
         if not known:
             self._facts.pop(instance, None)
+        if facts is not None and facts.deleting and facts.held and facts.uid not in self._held:
+            self._held.add(facts.uid)
+            loop = asyncio.get_running_loop()
+            loop.call_later(HELD_AT_MOST_S, self._let_go, metadata["namespace"], instance, facts.uid)
         self._changed(instance)
+
+    def _let_go(self, namespace: str, instance: str, uid: str) -> None:
+        """A pod whose run is gone is asked for by nobody; it must not keep its namespace for ever."""
+        self._held.discard(uid)
+        pod = self._facts.get(instance, {}).get(uid)
+        if pod is not None and pod.held:
+            task = asyncio.get_running_loop().create_task(self._release_quietly(namespace, instance, pod))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _release_quietly(self, namespace: str, instance: str, pod: PodFacts) -> None:
+        try:
+            await self.release(namespace, pod)
+        except RuntimeUnavailable as problem:
+            log.warning("%s", problem)
+            asyncio.get_running_loop().call_later(HELD_AT_MOST_S, self._let_go, namespace, instance, pod.uid)
 
     def _node_changed(self, node: Json) -> None:
         name = node["metadata"]["name"]
@@ -143,7 +171,16 @@ class Cluster:
             if size > _size(job):
                 await self.resize(run, size)
             return
+        endpoint = await self.make_rendezvous(run)
+        if job is None:
+            with refusals(f"cannot make the Job of {run.instance}"):
+                objects = self.objects(run)
+                await self._create_job(objects.job(size, endpoint), objects.paths()["job"])
+
+    async def make_rendezvous(self, run: Run) -> str:
+        """All but the Job; where the rendezvous will be."""
         objects, paths = self.objects(run), self.objects(run).paths()
+        job = self.job(run)
         address = None if job is None else _address(job)
         with refusals(f"cannot make what {run.instance} needs"):
             service = await self._api.apply(
@@ -152,13 +189,12 @@ class Cluster:
             self._services.learn(service)
             around = objects.surroundings()
             await asyncio.gather(*(self._api.apply(paths[name], body, force=True) for name, body in around.items()))
-            endpoint = _endpoint(service["spec"].get("clusterIP"))
-            if endpoint is None:
-                raise RuntimeUnavailable(f"the rendezvous of {run.instance} was given no address")
-            if job is None:
-                await self._create_job(run, objects.job(size, endpoint), paths["job"])
+        endpoint = _endpoint(service["spec"].get("clusterIP"))
+        if endpoint is None:
+            raise RuntimeUnavailable(f"the rendezvous of {run.instance} was given no address")
+        return endpoint
 
-    async def _create_job(self, run: Run, job: Json, path: str) -> None:
+    async def _create_job(self, job: Json, path: str) -> None:
         try:
             self._jobs.learn(await self._api.create(path.rpartition("/")[0], job))
         except ApiError as error:
@@ -182,9 +218,15 @@ class Cluster:
             self._jobs.learn(await self._api.merge_patch(path, {"spec": {"suspend": suspended}}))
 
     async def close_job(self, run: Run) -> None:
-        """Have the Job make no pod any more, and end what is left. Pods that have ended stay, with their logs."""
+        """Have the Job make no pod any more, and end what is left. Pods that have ended stay, with their logs.
+
+        One whose ranks have all done their work is over by itself.
+        """
         job = self.job(run)
         if job is None or is_finished(job) or job["spec"].get("activeDeadlineSeconds") is not None:
+            return
+        done = {pod.rank for pod in self.pods(run.instance) if pod.state == "terminated" and pod.exit_code == 0}
+        if done >= set(range(_size(job))):
             return
         with refusals(f"cannot end the Job of {run.instance}"):
             path = self.objects(run).paths()["job"]
@@ -196,14 +238,6 @@ class Cluster:
         with refusals(f"cannot end the rendezvous of {run.instance}"):
             await self._api.delete(paths["rendezvous"])
             await self._api.delete(paths["rendezvous_service"])  # last: while it is there, it is to be ended
-
-    async def delete_pod(self, run: Run, pod: PodFacts) -> None:
-        """Of a node that does not answer: nobody is there to end it in order."""
-        with refusals(f"cannot delete {pod.name}"):
-            if pod.held:
-                await self.release(run.namespace, pod)
-            path = f"/api/v1/namespaces/{run.namespace}/pods/{pod.name}"
-            await self._api.delete(path, grace=0, uid=pod.uid)
 
     async def release(self, namespace: str, pod: PodFacts) -> None:
         """Let a pod go that we held for its exit."""

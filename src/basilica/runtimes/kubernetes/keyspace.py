@@ -5,6 +5,7 @@ import base64
 import binascii
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
 
 from basilica.core.errors import RuntimeUnavailable
 from basilica.core.mesh import Announcement, Pair, SeenRendezvous, failing_pairs
@@ -170,6 +171,12 @@ class RunKeys:
         answer = await self._keys.put(attempt_key(rank, attempt), record.dump(), prev_exist=False)
         if not (answer.ok or answer.status == 412):
             raise NoAnswer(f"{answer.status} {answer.body.get('message', '')}")
+
+    async def conclude(self, ends: Mapping[tuple[int, int], Ended]) -> None:
+        """Record how attempts ended that could not say so themselves."""
+        for (rank, attempt), ended in ends.items():
+            record = replace(self.records[rank, attempt], ended=ended)
+            await self._do(must(self._keys.put(attempt_key(rank, attempt), record.dump())))
 
     async def dismiss(self, ranks: Iterable[int]) -> None:
         """Have the containers of these ranks end: nothing more is wanted of them."""

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 
-from basilica.core.errors import RuntimeUnavailable
+from basilica.core.errors import RuntimeUnavailable, ValidationError
 from basilica.kube.api import ApiError, KubeApi
 from basilica.kube.run import WORKER_CONTAINER
 from basilica.ports import LogChunk
@@ -15,6 +15,7 @@ from basilica.runtimes.kubernetes.parse import PodFacts
 
 QUIET_S = 0.3  # without a line for so long, all that was there has come
 AGAIN_S = 1.0
+BEGINNING = ":0"
 _NOT_THERE = (400, 404)  # not started yet, or gone
 
 Pods = Callable[[], Sequence[PodFacts]]  # of the rank, oldest first
@@ -31,7 +32,7 @@ async def tail(api: KubeApi, namespace: str, rank: int, pods: Sequence[PodFacts]
         read = await _read_all(api, namespace, pod)
         cursor = cursor or f"{pod.uid}:{len(read)}"
         found = [*(read if wanted is None else read[len(read) - min(wanted, len(read)) :]), *found]
-    return LogChunk(rank, tuple(found), cursor)
+    return LogChunk(rank, tuple(found), cursor or BEGINNING)
 
 
 async def _read_all(api: KubeApi, namespace: str, pod: PodFacts) -> list[str]:
@@ -73,9 +74,11 @@ class Follower:
                     yield chunk
 
     def _begin_at(self, cursor: str | None) -> None:
-        uid, _, count = (cursor or "").partition(":")
+        uid, _, count = (cursor or BEGINNING).partition(":")
+        if not (count.isascii() and count.isdecimal() and len(count) < 16):
+            raise ValidationError("since", (cursor or "")[:80], "is no cursor of this log")
         pods = self._pods()
-        if count.isdecimal() and any(pod.uid == uid for pod in pods):
+        if any(pod.uid == uid for pod in pods):
             self._uid, self._lines = uid, int(count)
             for pod in pods:
                 if pod.uid == uid:
@@ -87,7 +90,7 @@ class Follower:
         return next((pod for pod in self._pods() if pod.uid not in self._read and _has_log(pod)), None)
 
     def _chunk(self, lines: tuple[str, ...]) -> LogChunk:
-        return LogChunk(self._rank, lines, f"{self._uid}:{self._lines}" if self._uid else "")
+        return LogChunk(self._rank, lines, f"{self._uid}:{self._lines}")
 
     async def _follow_pod(self, pod: PodFacts) -> AsyncGenerator[LogChunk, None]:
         """Until its container has ended and all is read, or the connection broke: then it is begun again."""

@@ -145,6 +145,7 @@ class Gang:
     gone: Collection[str] = ()
     gpus: int = 0
     lost_after: float = 30.0
+    waiting_for: str = "a pod"
 
     def merged_records(self) -> dict[tuple[int, int], AttemptRecord]:
         """The keyspace's, and where those do not tell the end, what containers left."""
@@ -233,7 +234,7 @@ class Gang:
             return replace(sight, sight=Sight.ENDED, ended=ended, pod_name=failed[-1].name, node=failed[-1].node)
         waiting = [pod for pod in pods if not pod.over and not pod.deleting]
         if not waiting:
-            return replace(sight, note="waiting for a pod")
+            return replace(sight, note=f"waiting for {self.waiting_for}")
         pod = waiting[-1]
         facts = self.nodes.get(pod.node, NodeFacts())
         sight = replace(sight, pod_name=pod.name, node=pod.node, provider=facts.provider, region=facts.region)
@@ -273,6 +274,8 @@ def container_end(pod: PodFacts, now: float) -> Ended:
     if pod.state != "terminated" or pod.reason == "ContainerStatusUnknown":
         return Ended(exit_code=None, reason=pod.disruption or "Unknown", finished_at=finished, by_platform=True)
     code = pod.exit_code
+    if code == 0:  # the entrypoint ends so only when its rank did
+        return Ended(exit_code=0, reason="Completed", finished_at=finished)
     killer = _signal_name(code - 128) if code > 128 else None
     by_platform = bool(pod.disruption) or pod.deleting
     if pod.disruption:
@@ -285,7 +288,7 @@ def container_end(pod: PodFacts, now: float) -> Ended:
         reason = killer or "Error"
     tail = () if message_record(pod) else tuple(line[:_TAIL_CHARS] for line in pod.message.splitlines()[-_TAIL_LINES:])
     return Ended(
-        exit_code=code or None,  # 0 without a record is nobody's success
+        exit_code=code,
         reason=reason,
         finished_at=finished,
         signal=killer,

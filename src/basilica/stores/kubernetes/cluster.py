@@ -5,6 +5,7 @@ What is read is what one shared watch told, or what our own writes answered.
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 
 from basilica.core.deployment import Deployment
@@ -40,6 +41,7 @@ class Cluster:
         self.api = api
         self.records = Records(on_problem)
         self.mirror = EventMirror(api, component)
+        self._complained: set[str] = set()  # uids
         self._informer = Informer(api, EVERYWHERE, on_change=self._told)
 
     async def open(self) -> None:
@@ -74,9 +76,19 @@ class Cluster:
         """The run with what its Secret holds, which is read once."""
         secret = self.records.lacks_secrets(record)
         if secret is not None:
-            values = await read_secret(self.api, record.namespace, secret)
+            try:
+                values = await read_secret(self.api, record.namespace, secret)
+            except StoreUnavailable as error:
+                self._complain(record, str(error))
+                raise
             record = self.records.learn_secrets(record, values)
         return record.run()
+
+    def _complain(self, record: Record, problem: str) -> None:
+        """Once, where the run's owner looks."""
+        if record.uid not in self._complained:
+            self._complained.add(record.uid)
+            self.mirror.tell(record.obj, [Event("SecretUnavailable", problem, warning=True)], time.time(), {})
 
     async def until(self, done: Callable[[], bool], seconds: float) -> bool:
         """Look after each change of any run; False when the time is up."""

@@ -6,11 +6,14 @@ that none of them has to hold them all.
 
 import hashlib
 import json
+import logging
 
 from basilica.kube.api import ApiError, KubeApi
 from basilica.kube.userdeployment import Json
 from basilica.ports import UsageRow
-from basilica.stores.kubernetes.calls import MANAGED_BY, core_path, unavailable
+from basilica.stores.kubernetes.calls import MANAGED_BY, core_path, is_ending, unavailable
+
+log = logging.getLogger("basilica.store")
 
 LABEL = "basilica.dev/ledger"
 ROWS_MAX = 5000  # of about 130 bytes: an object of Kubernetes has no room for many more
@@ -36,7 +39,9 @@ class Ledger:
                 data[min(rows, key=lambda instance: json.loads(rows[instance])[3])] = None
             await self._api.merge_patch(path, {"data": data})
         except ApiError as error:
-            raise unavailable(error) from error
+            if not is_ending(error):
+                raise unavailable(error) from error
+            log.info("%s ends, and what %s used goes with it", namespace, row.instance)
 
     async def has(self, namespace: str, instance: str) -> bool:
         try:

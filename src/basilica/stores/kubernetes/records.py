@@ -23,6 +23,7 @@ from basilica.kube.userdeployment import (
 )
 from basilica.stores.bell import Bell
 from basilica.stores.kubernetes.codec import Folded, events_of, resolved, state_of
+from basilica.stores.kubernetes.writing import is_held
 
 GONE_KEPT = 10_000
 
@@ -74,11 +75,18 @@ class Record:
     def annotation(self, name: str) -> str:
         return str((self.obj["metadata"].get("annotations") or {}).get(name, ""))
 
+    @property
+    def refused(self) -> bool:
+        """It is no run and never was one. What we once accepted and cannot read now is another matter."""
+        return isinstance(self.problem, ValidationError) and not is_held(self.obj)
+
     def run(self) -> Deployment:
         """The run, or why there is none: what cannot be read is there, and must not be taken for gone."""
-        if self.deployment is None:
-            raise StoreUnavailable(f"{self.namespace}/{self.name} cannot be read: {self.problem}")
-        return self.deployment
+        if self.deployment is not None:
+            return self.deployment
+        if self.refused:
+            raise DeploymentNotFound(self.instance)
+        raise StoreUnavailable(f"{self.namespace}/{self.name} cannot be read: {self.problem}")
 
 
 def record_of(obj: Json, secrets: Mapping[str, str], earlier: Record | None) -> Record:

@@ -1,6 +1,6 @@
 """Objects that the schema let pass and that are no runs: whoever made one is told on the object itself."""
 
-from basilica.core.errors import DeploymentNotFound, StaleVersion, ValidationError
+from basilica.core.errors import DeploymentNotFound, StaleVersion
 from basilica.stores.kubernetes.store import KubernetesStore
 
 
@@ -17,8 +17,8 @@ class Refusals:
     async def tell(self) -> None:
         self._store.noticed.clear()
         for record in self._store.problems():
-            if not isinstance(record.problem, ValidationError):
-                continue  # a status that cannot be read is the operator's trouble, not its owner's fault
+            if not record.refused:
+                continue  # what cannot be read for another reason is the operator's trouble, not its owner's fault
             try:
                 await self._store.refuse(record, str(record.problem))
             except (StaleVersion, DeploymentNotFound):

@@ -81,22 +81,24 @@ class Tickets:
                 self._books.pop(namespace, None)
 
     async def _open(self, namespace: str) -> _Book:
-        path = core_path(namespace, "configmaps", NAME)
-        try:
-            return _read(await self._api.get(path))
-        except ApiError as error:
-            if error.status != 404:
-                raise
+        """The ticket as it is; made, with its namespace, if there is none."""
+        objects = core_path(namespace, "configmaps")
         metadata = {"name": NAME, "namespace": namespace, "labels": dict(MANAGED_BY)}
-        body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
-        try:
-            return _read(await self._api.create(core_path(namespace, "configmaps"), body))
-        except ApiError as error:
-            if error.status == 404:
-                await ensure_namespace(self._api, namespace)
-            elif error.status != 409:
-                raise
-        return await self._open(namespace)
+        for _ in range(TRIES):
+            try:
+                return _read(await self._api.get(f"{objects}/{NAME}"))
+            except ApiError as error:
+                if error.status != 404:
+                    raise
+            try:
+                body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+                return _read(await self._api.create(objects, body))
+            except ApiError as error:
+                if error.status == 404:
+                    await ensure_namespace(self._api, namespace)
+                elif error.status != 409:
+                    raise
+        raise StoreUnavailable(f"the namespace {namespace} comes and goes; try again")
 
     async def _catch_up(self, namespace: str, book: _Book) -> None:
         if book.work is None or await self._shown(namespace, book.work):

@@ -73,6 +73,7 @@ BUILT_IN = (
     Kind("rbac.authorization.k8s.io", "v1", "clusterroles", "ClusterRole", namespaced=False),
     Kind("rbac.authorization.k8s.io", "v1", "clusterrolebindings", "ClusterRoleBinding", namespaced=False),
     Kind("coordination.k8s.io", "v1", "leases", "Lease"),
+    Kind("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget", status=True, generation=True, short=("pdb",)),
 )
 
 

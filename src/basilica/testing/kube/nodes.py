@@ -232,19 +232,25 @@ class NodeController:
         self._registry.change(NODES, node, edit, whole=True)
         for pod in self._pods_on(meta(node)["name"]):
             self._registry.change(PODS, pod, self._not_ready)
-        self._registry.clock.call_later(self._timing.unreachable_toleration, partial(self._evict_all, node))
+            self._registry.clock.call_later(self._tolerated(pod), partial(self._evict, node, pod))
 
     def _not_ready(self, pod: Json) -> None:
         set_condition(pod["status"], self._registry.clock.stamp(), "Ready", "False", reason="NodeNotReady")
 
-    def _evict_all(self, node: Json) -> None:
+    def _tolerated(self, pod: Json) -> float:
+        """How long a pod stays on a node that is out of reach: as it says, else as the cluster does."""
+        said = [each for each in pod["spec"].get("tolerations") or [] if each.get("key") == _UNREACHABLE]
+        seconds = next((each["tolerationSeconds"] for each in said if "tolerationSeconds" in each), 300)
+        return self._timing.unreachable_toleration if seconds == 300 else float(seconds)
+
+    def _evict(self, node: Json, pod: Json) -> None:
         """The taint manager's deletion. Without a kubelet to finish it, a pod stays as it is: terminating."""
         if not self._kubelet.is_lost(meta(node)["name"]):
             return
-        for pod in self._pods_on(meta(node)["name"]):
-            if not is_deleting(pod):
-                self._kubelet.disrupt(pod, "DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint")
-                self._registry.delete(PODS, *key_of(pod), DeleteOptions(uid=meta(pod)["uid"]))
+        for found in self._pods_on(meta(node)["name"]):
+            if meta(found)["uid"] == meta(pod)["uid"] and not is_deleting(found):
+                self._kubelet.disrupt(found, "DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint")
+                self._registry.delete(PODS, *key_of(found), DeleteOptions(uid=meta(found)["uid"]))
 
     def _note(self, change: Change) -> None:
         if change.kind == NODES and change.type == "DELETED":

@@ -59,7 +59,12 @@ class ServiceProxy:
         assert task is not None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        pod = self._pod_behind(service)
+        with suppress(asyncio.CancelledError):  # by `close`
+            await self._connect(self._pod_behind(service), port, client)
+
+    async def _connect(
+        self, pod: Json | None, port: int, client: tuple[asyncio.StreamReader, asyncio.StreamWriter]
+    ) -> None:
         try:
             if pod is None:
                 return

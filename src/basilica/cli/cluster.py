@@ -1,0 +1,40 @@
+"""The options by which commands find a cluster."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+
+class StoreKind(StrEnum):
+    LOCAL = "local"
+    KUBERNETES = "kubernetes"
+
+
+Kubeconfig = Annotated[
+    str | None,
+    typer.Option(
+        "--kubeconfig",
+        help="The kubeconfig that names the cluster.",
+        show_default="the pod's own cluster, else kubectl's",
+        envvar="BASILICA_KUBECONFIG",
+    ),
+]
+Context = Annotated[
+    str | None, typer.Option("--context", help="The context of the kubeconfig.", show_default="the current one")
+]
+ControlNamespace = Annotated[
+    str | None,
+    typer.Option(
+        "--namespace",
+        help="Where the control plane keeps its keys and its lease.",
+        show_default="the pod's own, else basilica-system",
+        envvar="BASILICA_NAMESPACE",
+    ),
+]
+Image = Annotated[
+    str,
+    typer.Option(
+        help="The image of Basilica itself, for the rendezvous and for runs that name none.", envvar="BASILICA_IMAGE"
+    ),
+]

@@ -1,0 +1,28 @@
+"""`basilica manifests`: what a cluster needs, for `kubectl apply -f -`."""
+
+from typing import Annotated
+
+import typer
+
+
+def manifests(
+    *,
+    namespace: Annotated[str, typer.Option(help="Where the control plane is to live.")] = "basilica-system",
+    image: Annotated[str, typer.Option(help="The image of Basilica itself; see deploy/ for its recipe.")] = "basilica",
+    with_api: Annotated[
+        bool, typer.Option("--with-api", help="Also the REST API, for the SDK, the command line and the console.")
+    ] = False,
+) -> None:
+    """Print all that is to be applied to a cluster: the custom resource, rights, the operator.
+
+    \b
+    Examples:
+      basilica manifests --image example.com/basilica:1 | kubectl apply -f -
+      basilica manifests --with-api --image example.com/basilica:1 | kubectl apply -f -
+    """
+    from basilica.core.names import check_name
+    from basilica.kube.manifests import manifests as render
+    from basilica.kube.yaml import to_yaml
+
+    check_name(namespace, "namespace")
+    typer.echo(to_yaml(render(namespace=namespace, image=image, with_api=with_api)), nl=False)

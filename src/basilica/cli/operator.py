@@ -1,0 +1,77 @@
+"""`basilica operator`: turn every run of a Kubernetes cluster."""
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from basilica.cli.cluster import Context, ControlNamespace, Image, Kubeconfig
+from basilica.cli.common import log_level_of, seconds
+
+
+def operator(
+    *,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    namespace: ControlNamespace = None,
+    image: Image = "basilica",
+    host: Annotated[str, typer.Option(help="Address of /healthz, /readyz and /metrics.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(help="Their port; 0 takes a free one.", min=0, max=65535)] = 8080,
+    lease_seconds: Annotated[
+        float, typer.Option(help="How long a leader that is gone is waited for.", min=1, max=3600)
+    ] = 15.0,
+    retention: Annotated[
+        str | None, typer.Option(help="Remove runs so long after their end: 12h, 30d.", show_default="keep them")
+    ] = None,
+    queue: Annotated[str | None, typer.Option(help="Kueue's queue for gangs.", show_default="none")] = None,
+    checkpoints: Annotated[
+        str | None,
+        typer.Option(
+            help="A volume claim that every user's namespace has, mounted at /checkpoints.", show_default="none"
+        ),
+    ] = None,
+    image_pull_secret: Annotated[
+        list[str] | None, typer.Option(help="A Secret that pods pull images with; may be repeated.")
+    ] = None,
+    release: Annotated[
+        bool,
+        typer.Option(
+            "--release", help="Take our finalizers off all runs and pods, and end. Run it without an operator."
+        ),
+    ] = False,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Turn every run of a Kubernetes cluster. Of several operators one acts; ranks go on without any.
+
+    \b
+    Examples:
+      basilica manifests | kubectl apply -f -
+      basilica operator --kubeconfig ~/.kube/config
+      basilica operator --release
+    """
+    from basilica.operator.logs import log_as_json
+    from basilica.wiring_kubernetes import ClusterOptions, OperatorOptions, operate
+    from basilica.wiring_kubernetes import release as release_all
+
+    level = log_level_of(log_level)
+    options = ClusterOptions(
+        kubeconfig=kubeconfig,
+        context=context,
+        namespace=namespace,
+        image=image,
+        queue=queue,
+        checkpoints=checkpoints,
+        image_pull_secrets=tuple(image_pull_secret or ()),
+    )
+    if release:
+        for name in asyncio.run(release_all(options)):
+            typer.echo(f"released {name}")
+        return
+    log_as_json(level)
+    wanted = OperatorOptions(
+        host=host,
+        port=port,
+        lease_seconds=lease_seconds,
+        retention_seconds=None if retention is None else seconds(retention),
+    )
+    asyncio.run(operate(options, wanted, lambda at: typer.echo(f"Basilica's operator answers on {host}:{at}")))

@@ -1,0 +1,186 @@
+"""The control plane's own objects: all that `basilica manifests` prints. Pure.
+
+Rights are the least that the code needs: what is done in users' namespaces is in cluster roles, since those namespaces
+are not known beforehand; keys and the lease are in the control plane's namespace alone.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from basilica.kube.crd import definition
+from basilica.kube.userdeployment import GROUP, PLURAL
+
+Json = dict[str, Any]
+
+OPERATOR, API = "basilica-operator", "basilica-api"
+HEALTH_PORT, API_PORT = 8080, 7411
+REPLICAS = 2
+USER = 1000
+
+READ, WRITE = ("get", "list", "watch"), ("create", "patch", "delete")
+
+
+def manifests(*, namespace: str, image: str, with_api: bool) -> list[Json]:
+    """Everything, in the order in which it has to be applied."""
+    found = [_namespace(namespace), definition()]
+    found += [_account(OPERATOR, namespace), *_rights(OPERATOR, namespace, _operator_rules(), _operator_home_rules())]
+    arguments = ["operator", "--namespace", namespace, "--image", image, "--port", str(HEALTH_PORT)]
+    found += [_deployment(OPERATOR, namespace, image, arguments, HEALTH_PORT), _disruption_budget(OPERATOR, namespace)]
+    if with_api:
+        arguments = ["serve", "--store", "kubernetes", "--namespace", namespace, "--image", image]
+        arguments += ["--host", "0.0.0.0", "--port", str(API_PORT)]
+        found += [_account(API, namespace), *_rights(API, namespace, _api_rules(), _api_home_rules())]
+        found += [_deployment(API, namespace, image, arguments, API_PORT), _disruption_budget(API, namespace)]
+        found.append(_service(API, namespace, API_PORT))
+    return found
+
+
+# ---- rights ----------------------------------------------------------------------------------------------------------
+
+
+def _operator_rules() -> list[Json]:
+    return [
+        _rule(GROUP, [PLURAL], (*READ, "patch", "delete")),
+        _rule(GROUP, [f"{PLURAL}/status"], ("patch",)),
+        _rule("", ["configmaps"], ("get", "list", "create", "patch")),  # what deleted runs used
+        _rule("", ["secrets"], ("get", *WRITE)),  # variables and results of runs
+        _rule("", ["events"], ("create", "patch")),
+        _rule("", ["pods"], (*READ, "patch", "delete")),
+        _rule("", ["services"], (*READ, *WRITE)),
+        _rule("", ["serviceaccounts"], ("get", *WRITE)),
+        _rule("", ["nodes"], READ),
+        _rule("batch", ["jobs"], (*READ, *WRITE)),
+        _rule("apps", ["deployments"], ("get", *WRITE)),
+        _rule("networking.k8s.io", ["networkpolicies"], ("get", *WRITE)),
+    ]
+
+
+def _operator_home_rules() -> list[Json]:
+    return [_rule("coordination.k8s.io", ["leases"], ("get", "create", "patch"))]
+
+
+def _api_rules() -> list[Json]:
+    return [
+        _rule(GROUP, [PLURAL], (*READ, *WRITE)),
+        _rule("", ["namespaces"], ("create",)),
+        _rule("", ["configmaps"], ("get", "list", "create", "patch")),  # tickets, and what deleted runs used
+        _rule("", ["secrets"], ("get", "create", "patch")),
+        _rule("", ["events"], ("create", "patch")),
+        _rule("", ["pods"], READ),
+        _rule("", ["pods/log"], ("get",)),
+        _rule("", ["services", "nodes"], READ),
+        _rule("batch", ["jobs"], READ),
+    ]
+
+
+def _api_home_rules() -> list[Json]:
+    return [_rule("", ["secrets"], (*READ, "create", "delete"))]  # API keys
+
+
+def _rule(group: str, resources: Sequence[str], verbs: Sequence[str]) -> Json:
+    return {"apiGroups": [group], "resources": list(resources), "verbs": list(verbs)}
+
+
+def _rights(name: str, namespace: str, everywhere: list[Json], at_home: list[Json]) -> list[Json]:
+    subject = {"kind": "ServiceAccount", "name": name, "namespace": namespace}
+    found: list[Json] = []
+    for kind, rules, home in (("ClusterRole", everywhere, {}), ("Role", at_home, {"namespace": namespace})):
+        metadata = {"name": name, **home, "labels": _labels(name)}
+        role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind, "metadata": metadata, "rules": rules}
+        reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name}
+        binding = {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": f"{kind}Binding",
+            "metadata": metadata,
+            "roleRef": reference,
+            "subjects": [subject],
+        }
+        found += [role, binding]
+    return found
+
+
+# ---- the rest --------------------------------------------------------------------------------------------------------
+
+
+def _labels(name: str) -> Json:
+    return {"app.kubernetes.io/name": name, "app.kubernetes.io/part-of": "basilica"}
+
+
+def _namespace(name: str) -> Json:
+    labels = {"app.kubernetes.io/part-of": "basilica", "pod-security.kubernetes.io/enforce": "restricted"}
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+
+
+def _account(name: str, namespace: str) -> Json:
+    metadata = {"name": name, "namespace": namespace, "labels": _labels(name)}
+    return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata}
+
+
+def _deployment(name: str, namespace: str, image: str, arguments: Sequence[str], port: int) -> Json:
+    operator = name == OPERATOR
+    probe = {"periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6}
+    alive, ready = ("/healthz", "/readyz") if operator else ("/health", "/health")
+    container: Json = {
+        "name": name,
+        "image": image,
+        "command": ["basilica"],
+        "args": list(arguments),
+        "ports": [{"name": "http", "containerPort": port, "protocol": "TCP"}],
+        "livenessProbe": {"httpGet": {"path": alive, "port": "http"}, **probe},
+        "readinessProbe": {"httpGet": {"path": ready, "port": "http"}, **probe},
+        "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "env": [{"name": "HOME", "value": "/tmp"}],
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+    }
+    security = {"runAsNonRoot": True, "runAsUser": USER, "seccompProfile": {"type": "RuntimeDefault"}}
+    spread = {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": _labels(name)},
+    }
+    pod = {
+        "serviceAccountName": name,
+        "securityContext": security,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": 30,
+        "topologySpreadConstraints": [spread],
+        "containers": [container],
+        "volumes": [{"name": "tmp", "emptyDir": {}}],
+    }
+    annotations = {"prometheus.io/scrape": "true", "prometheus.io/port": str(port)}
+    spec = {
+        "replicas": REPLICAS,
+        "selector": {"matchLabels": _labels(name)},
+        "template": {"metadata": {"labels": _labels(name), "annotations": annotations}, "spec": pod},
+    }
+    metadata = {"name": name, "namespace": namespace, "labels": _labels(name)}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}
+
+
+def _disruption_budget(name: str, namespace: str) -> Json:
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": name, "namespace": namespace, "labels": _labels(name)},
+        "spec": {"minAvailable": 1, "selector": {"matchLabels": _labels(name)}},
+    }
+
+
+def _service(name: str, namespace: str, port: int) -> Json:
+    """A browser's session is known to the replica that opened it, so a browser stays with one."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name, "namespace": namespace, "labels": _labels(name)},
+        "spec": {
+            "selector": _labels(name),
+            "ports": [{"name": "http", "port": 80, "targetPort": port, "protocol": "TCP"}],
+            "sessionAffinity": "ClientIP",
+        },
+    }

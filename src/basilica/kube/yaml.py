@@ -1,0 +1,42 @@
+"""Manifests as YAML for people. Every text is quoted as JSON where YAML could read it as something else."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+
+Value = object
+
+_PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")
+_WORDS = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}
+
+
+def to_yaml(documents: Iterable[Mapping[str, Value]]) -> str:
+    """Documents one after the other; YAML is a superset of JSON, so what has no simple form is JSON."""
+    return "".join("---\n" + "".join(f"{line}\n" for line in _lines(document)) for document in documents)
+
+
+def _lines(value: Value) -> list[str]:
+    if isinstance(value, Mapping) and value:
+        return [line for key, below in value.items() for line in _entry(f"{_scalar(key)}:", below)]
+    if isinstance(value, list) and value:
+        return [line for below in value for line in _item(below)]
+    return [_scalar(value)]
+
+
+def _entry(head: str, value: Value) -> list[str]:
+    if isinstance(value, Mapping) and value:
+        return [head, *(f"  {line}" for line in _lines(value))]
+    if isinstance(value, list) and value:
+        return [head, *_lines(value)]
+    return [f"{head} {_scalar(value)}"]
+
+
+def _item(value: Value) -> list[str]:
+    first, *rest = _lines(value)
+    return [f"- {first}", *(f"  {line}" for line in rest)]
+
+
+def _scalar(value: Value) -> str:
+    if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
+        return value
+    return json.dumps(value)

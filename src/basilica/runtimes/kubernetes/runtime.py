@@ -1,0 +1,373 @@
+"""The Kubernetes runtime: ranks as pods of an Indexed Job, driven through their run's keyspace."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from basilica.core.actions import Launch, Probe, Stop
+from basilica.core.errors import Conflict, RuntimeUnavailable, ValidationError
+from basilica.core.mesh import Announcement, Pair, SeenMesh
+from basilica.core.phase import BenchPhase
+from basilica.core.reports import Report, Series, SeriesQuery
+from basilica.core.seen import Ended, SeenBench, SeenRank, Sight, Sighting
+from basilica.core.spec import Wanted
+from basilica.kube.api import KubeApi
+from basilica.kube.run import Settings
+from basilica.ports import Exited, InUse, LogChunk, Output, Run, StoredArchive
+from basilica.rendezvous.orders import Order
+from basilica.runtimes.kubernetes import logs
+from basilica.runtimes.kubernetes.cluster import Cluster
+from basilica.runtimes.kubernetes.keyspace import NOT_STARTED, RunKeys
+from basilica.runtimes.kubernetes.parse import Gang, PodFacts
+from basilica.runtimes.kubernetes.reports import parse_report
+from basilica.runtimes.kubernetes.tidying import Patience, Tidying
+from basilica.runtimes.kubernetes.wakes import Wakes
+
+log = logging.getLogger(__name__)
+
+MESH_LIMIT_S = 30.0
+LEAVE_WITHIN_S = 5.0
+RESULTS_BYTES_MAX = 700 << 10  # of all ranks together: they are kept in one object
+
+
+class KubernetesRuntime:
+    """Ranks on a cluster. Nothing that matters is remembered here: the cluster and the keyspaces have it all."""
+
+    name = "kubernetes"
+    runs_images = True
+
+    def __init__(
+        self,
+        api: KubeApi,
+        settings: Settings,
+        *,
+        patience: Patience | None = None,
+        mesh_limit_seconds: float = MESH_LIMIT_S,
+    ) -> None:
+        self._api, self._patience, self._mesh_limit = api, patience or Patience(), mesh_limit_seconds
+        self._queue, self._node_seconds = settings.queue, settings.node_seconds
+        self._cluster = Cluster(api, settings, self._changed)
+        self._keys: dict[str, RunKeys] = {}
+        self._buried: dict[str, dict[tuple[int, int], Ended]] = {}  # stopped before anything was made for the run
+        self._tidying = Tidying(self._cluster, self._patience, self._spawn, settings.queue)
+        self._readers: dict[str, set[asyncio.Event]] = {}
+        self._wakes: Wakes | None = None
+        self._alarms: dict[str, asyncio.TimerHandle] = {}
+        self._tasks: set[asyncio.Task[object]] = set()
+
+    # ------------------------------------------------------------------------------------------------ begin and end
+
+    async def start(self, wake: Callable[[str], None]) -> None:
+        self._wakes = Wakes(wake, lambda instance: len(self._cluster.pods(instance)))
+        await self._cluster.start()
+
+    async def close(self) -> None:
+        if self._wakes is not None:
+            self._wakes.close()
+        self._wakes = None
+        for alarm in self._alarms.values():
+            alarm.cancel()
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for keys in self._keys.values():
+            await keys.close()
+        self._keys.clear()
+        await self._cluster.close()
+        await self._api.close()
+
+    def _changed(self, instance: str) -> None:
+        for event in self._readers.get(instance, ()):
+            event.set()
+        if self._wakes is not None:
+            self._wakes.changed(instance)
+
+    def _spawn(self, instance: str, work: Coroutine[Any, Any, object]) -> None:
+        """Do something in the background; what cannot be done now is asked for again by the next look."""
+
+        async def do() -> None:
+            try:
+                await work
+            except RuntimeUnavailable as problem:
+                log.warning("%s: %s", instance, problem)
+            self._changed(instance)
+
+        task = asyncio.get_running_loop().create_task(do())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --------------------------------------------------------------------------------------------------------- look
+
+    async def observe(self, run: Run) -> Sighting:
+        self._check()
+        keys = await self._keys_of(run)
+        gang = self._gang(run, keys)
+        if keys is not None and not keys.known and any(_is_unaccounted(pod, keys) for pod in gang.pods):
+            if run.spec.wanted is not Wanted.RUN and keys.silent_for >= self._patience.keyspace_seconds:
+                await self._cluster.close_job(run)
+            raise RuntimeUnavailable(f"the rendezvous of {run.instance} does not answer, and only it knows its ranks")
+        now = time.time()
+        ranks = (*gang.see(now), *self._never_launched(run))
+        due = self._tidying.tidy(run, gang, ranks, keys, now)
+        self._look_again_at(run, min((at for at in (gang.lost_at(), due) if at is not None), default=None), now)
+        return Sighting(
+            ranks=ranks,
+            bench=None if run.spec.bench is None else self._bench(),
+            rendezvous=None if keys is None else keys.seen(),
+            mesh=None if keys is None else self._mesh(run, gang, keys),
+            warnings=self._tidying.warnings(run.instance),
+        )
+
+    def _check(self) -> None:
+        if self._wakes is None:
+            raise RuntimeUnavailable("the Kubernetes runtime is not running")
+        self._cluster.check()
+
+    def _gang(self, run: Run, keys: RunKeys | None) -> Gang:
+        records = {} if keys is None else keys.records
+        named = {record.pod for record in records.values() if record.ended is None}
+        return Gang(
+            orders={} if keys is None else keys.orders,
+            records=records,
+            pods=tuple(self._cluster.pods(run.instance)),
+            nodes=self._cluster.nodes,
+            gone=self._cluster.gone(run.instance, named),
+            gpus=run.spec.resources.gpus.count,
+            waiting_for="a pod" if self._queue is None else f"a pod: it is in queue {self._queue}",
+            lost_after=self._node_seconds,
+        )
+
+    async def _keys_of(self, run: Run) -> RunKeys | None:
+        """The keyspace of the run, if it has one; that of another address is not its own any more."""
+        endpoint = self._cluster.endpoint(run)
+        known = self._keys.get(run.instance)
+        if known is not None and known.endpoint != endpoint:
+            del self._keys[run.instance]
+            await known.close()
+            known = None
+        if known is None and endpoint is not None:
+            known = self._keys[run.instance] = RunKeys(endpoint, run.instance, lambda: self._changed(run.instance))
+        return known
+
+    def _never_launched(self, run: Run) -> list[SeenRank]:
+        buried = self._buried.get(run.instance, {})
+        return [
+            SeenRank(rank=rank, attempt=attempt, sight=Sight.ENDED, ended=ended)
+            for (rank, attempt), ended in buried.items()
+        ]
+
+    def _mesh(self, run: Run, gang: Gang, keys: RunKeys) -> SeenMesh | None:
+        """The nodes of the ranks, once as many as the run needs have one; each rank tells of every other."""
+        placed = [pod for pod in gang.pods if pod.node and not pod.over and not pod.deleting]
+        placed = [pod for pod in placed if pod.rank < run.spec.world.target]
+        if len({pod.rank for pod in placed}) < run.spec.world.min:
+            return None
+        agents = tuple(sorted({f"{pod.node}/{pod.rank}" for pod in placed}))
+        failing = {(_node(pair.source), _node(pair.target)): pair.problem for pair in keys.failing(agents)}
+        return SeenMesh(
+            hosts=tuple(sorted({pod.node for pod in placed})),
+            failing=tuple(Pair(source, target, problem) for (source, target), problem in sorted(failing.items())),
+            limit_seconds=self._mesh_limit,
+        )
+
+    def _look_again_at(self, run: Run, moment: float | None, now: float) -> None:
+        """Nobody tells that a node is still silent."""
+        alarm = self._alarms.pop(run.instance, None)
+        if alarm is not None:
+            alarm.cancel()
+        if moment is not None and moment > now:
+            loop = asyncio.get_running_loop()
+            self._alarms[run.instance] = loop.call_later(moment - now + 0.05, self._changed, run.instance)
+
+    # ----------------------------------------------------------------------------------------------- launch and stop
+
+    async def launch(self, run: Run, launches: Sequence[Launch]) -> None:
+        self._check()
+        buried = self._buried.get(run.instance, {})
+        wanted = [launch for launch in launches if (launch.rank, launch.attempt) not in buried]
+        if not wanted:
+            return
+        await self._cluster.make(run, max(max(launch.world_size, launch.rank + 1) for launch in wanted))
+        keys = await self._keys_of(run)
+        if keys is None:
+            raise RuntimeUnavailable(f"the rendezvous of {run.instance} is not there yet")
+        alive = self._gang(run, keys).see(time.time())
+        busy = {seen.rank: seen.attempt for seen in alive if seen.sight is not Sight.ENDED}
+        free = [launch for launch in wanted if busy.get(launch.rank, launch.attempt) >= launch.attempt]
+        keys.launch({each.rank: Order(attempt=each.attempt, run=True, world=each.world_size) for each in free})
+        self._changed(run.instance)
+
+    async def stop(self, run: Run, stops: Sequence[Stop]) -> None:
+        self._check()
+        keys = await self._keys_of(run)
+        if keys is None and self._cluster.job(run) is None:
+            for stop in stops:
+                never = Ended(exit_code=None, reason=NOT_STARTED, finished_at=time.time(), stopped=True)
+                self._buried.setdefault(run.instance, {})[stop.rank, stop.attempt] = never
+            self._changed(run.instance)
+            return
+        if keys is None:
+            await self._cluster.close_job(run)  # without a rendezvous there is no other way
+            return
+        try:
+            await keys.stop({stop.rank: self._stop_order(run, stop) for stop in stops})
+        except RuntimeUnavailable:
+            if run.spec.wanted is Wanted.RUN or keys.silent_for < self._patience.keyspace_seconds:
+                raise
+            await self._cluster.close_job(run)
+
+    def _stop_order(self, run: Run, stop: Stop) -> Order:
+        """A rank that is not wanted any more leaves, so that its container ends by itself and keeps its log."""
+        leave = stop.rank >= run.spec.world.target or run.spec.wanted is not Wanted.RUN
+        return Order(attempt=stop.attempt, run=False, grace=stop.grace_seconds, leave=leave)
+
+    # --------------------------------------------------------------------------------------------------- rendezvous
+
+    async def announce(self, run: Run, announcement: Announcement) -> None:
+        """What cannot be said yet, since the rendezvous has only begun to start, is missed by the next look."""
+        self._check()
+        if self._cluster.endpoint(run) is None:
+            await self._cluster.make_rendezvous(run)
+        keys = await self._keys_of(run)
+        if keys is None or not keys.known:
+            return
+        await keys.announce(announcement, drives_torch=run.spec.rendezvous_backend == "etcd-v2")
+
+    async def end_rendezvous(self, run: Run) -> None:
+        """Have the containers end, keep what they gave, close the Job, and take the rendezvous down last of all."""
+        self._check()
+        keys = await self._keys_of(run)
+        if keys is not None and keys.known and keys.silent_for == 0.0:
+            results = keys.results()
+            if results and sum(map(len, results.values())) <= RESULTS_BYTES_MAX:
+                await self._cluster.keep_results(run, results)
+            living = {pod.rank for pod in self._cluster.pods(run.instance) if not pod.over}
+            await keys.dismiss(sorted(living))
+            await self._until_gone(run)
+        await self._cluster.close_job(run)
+        await self._cluster.end_rendezvous(run)
+        if keys is not None:
+            self._keys.pop(run.instance, None)
+            await keys.close()
+
+    async def _until_gone(self, run: Run) -> None:
+        changed = self._listen(run.instance)
+        try:
+            async with asyncio.timeout(LEAVE_WITHIN_S):
+                while any(pod.state == "running" for pod in self._cluster.pods(run.instance)):
+                    await changed.wait()
+                    changed.clear()
+        except TimeoutError:
+            log.warning("%s: not all containers ended by themselves", run.instance)
+        finally:
+            self._unlisten(run.instance, changed)
+
+    async def remove(self, run: Run) -> None:
+        self._check()
+        keys = self._keys.pop(run.instance, None)
+        if keys is not None:
+            await keys.close()
+        await self._cluster.remove(run)
+        self._buried.pop(run.instance, None)
+        self._tidying.forget(run.instance)
+        if self._wakes is not None:
+            self._wakes.forget(run.instance)
+
+    # --------------------------------------------------------------------------------------------------------- logs
+
+    def _pods_of_rank(self, run: Run, rank: int) -> list[PodFacts]:
+        found = [pod for pod in self._cluster.pods(run.instance) if pod.rank == rank]
+        return sorted(found, key=lambda pod: (pod.created, pod.name))
+
+    async def tail(self, run: Run, rank: int, lines: int | None) -> LogChunk:
+        return await logs.tail(self._api, run.namespace, rank, self._pods_of_rank(run, rank), lines)
+
+    async def follow(self, run: Run, rank: int, cursor: str | None) -> AsyncGenerator[LogChunk, None]:
+        changed = self._listen(run.instance)
+        try:
+            follower = logs.Follower(self._api, run.namespace, rank, lambda: self._pods_of_rank(run, rank), changed)
+            async with aclosing(follower.follow(cursor)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        finally:
+            self._unlisten(run.instance, changed)
+
+    def _listen(self, instance: str) -> asyncio.Event:
+        changed = asyncio.Event()
+        self._readers.setdefault(instance, set()).add(changed)
+        return changed
+
+    def _unlisten(self, instance: str, changed: asyncio.Event) -> None:
+        readers = self._readers.get(instance, set())
+        readers.discard(changed)
+        if not readers:
+            self._readers.pop(instance, None)
+
+    # ------------------------------------------------------------------------------------------- reports and results
+
+    async def reports(self, run: Run) -> dict[int, Report]:
+        """The last of each rank, while the run's rendezvous is up."""
+        keys = self._keys.get(run.instance)
+        found = {} if keys is None else {rank: parse_report(text) for rank, text in keys.reports().items()}
+        return {rank: report for rank, report in found.items() if report is not None}
+
+    async def series(self, run: Run, query: SeriesQuery) -> list[Series]:
+        """None: what ranks reported over time stays in their pods."""
+        return []
+
+    async def next_report(self, run: Run, after: float) -> None:
+        changed = self._listen(run.instance)
+        try:
+            while not any(report.at > after for report in (await self.reports(run)).values()):
+                await changed.wait()
+                changed.clear()
+        finally:
+            self._unlisten(run.instance, changed)
+
+    async def results(self, run: Run) -> dict[int, bytes]:
+        keys = self._keys.get(run.instance)
+        if keys is not None and keys.known:
+            return keys.results()
+        return await self._cluster.kept_results(run)
+
+    # ------------------------------------------------------------------------------------------------- not here yet
+
+    async def probe(self, run: Run, probe: Probe) -> None:
+        """`observe` says that it is skipped."""
+
+    async def end_probe(self, run: Run) -> None:
+        """There is none."""
+
+    def _bench(self) -> SeenBench:
+        return SeenBench(phase=BenchPhase.SKIPPED, message="the bench probe does not run on Kubernetes yet")
+
+    async def execute(self, run: Run, rank: int, argv: Sequence[str]) -> AsyncGenerator[Output | Exited, None]:
+        pods = [pod for pod in self._pods_of_rank(run, rank) if pod.state == "running"]
+        if not pods:
+            raise Conflict(f"rank {rank} of {run.instance} has no pod that runs")
+        command = f"kubectl exec --namespace {run.namespace} {pods[-1].name} --container rank -- …"
+        raise Conflict(f"commands beside a rank are not carried to Kubernetes yet; use: {command}")
+        yield Exited(0)  # type: ignore[unreachable]  # what makes this a generator
+
+    async def store_archive(self, user: str, chunks: AsyncIterator[bytes]) -> StoredArchive:
+        problem = "a directory cannot be sent to Kubernetes yet: put your code into the run's image"
+        raise ValidationError("workdirArchive", user, problem)
+
+    async def has_archive(self, user: str, digest: str) -> bool:
+        return False
+
+    async def forget_archives(self, in_use: InUse, before: float) -> list[str]:
+        return []
+
+
+def _is_unaccounted(pod: PodFacts, keys: RunKeys) -> bool:
+    """Something runs there, and which attempt of the rank it is cannot be told without the keyspace."""
+    return pod.state == "running" and pod.rank not in keys.orders
+
+
+def _node(agent: str) -> str:
+    """The node of a reach agent, which is named by its node and its rank."""
+    return agent.rpartition("/")[0] or agent

@@ -1,0 +1,146 @@
+"""What a look at a run shows to be due on the cluster: shrink a Job, let pods go, give a half-placed gang back.
+
+It is done in the background, one thing at a time for each run, and found out again by the next look if it failed.
+"""
+
+import random
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from basilica.core.seen import SeenRank, Sight
+from basilica.core.spec import Wanted
+from basilica.ports import Run
+from basilica.runtimes.kubernetes.cluster import Cluster, is_finished
+from basilica.runtimes.kubernetes.keyspace import RunKeys
+from basilica.runtimes.kubernetes.parse import Gang, PodFacts, moment
+
+GANG_RELEASED = "GangReleased"
+Spawn = Callable[[str, Coroutine[Any, Any, object]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long to wait for what may never come, in seconds.
+
+    `keyspace_seconds`: for a rendezvous, before a cancelled run is ended without it. `placement_seconds`: for a gang of
+    which too few ranks have a node; then it gives its nodes back and tries again after up to `back_off_seconds`.
+    """
+
+    keyspace_seconds: float = 30.0
+    placement_seconds: float = 600.0
+    back_off_seconds: float = 60.0
+
+
+class Tidying:
+    def __init__(self, cluster: Cluster, patience: Patience, spawn: Spawn, queue: str | None) -> None:
+        self._cluster, self._patience, self._spawn, self._queue = cluster, patience, spawn, queue
+        self._busy: set[str] = set()
+        self._resume_at: dict[str, float] = {}
+        self._warnings: dict[str, tuple[tuple[str, str], ...]] = {}
+
+    def warnings(self, instance: str) -> tuple[tuple[str, str], ...]:
+        return self._warnings.get(instance, ())
+
+    def forget(self, instance: str) -> None:
+        self._warnings.pop(instance, None)
+        self._resume_at.pop(instance, None)
+
+    def tidy(self, run: Run, gang: Gang, ranks: Sequence[SeenRank], keys: RunKeys | None, now: float) -> float | None:
+        """Begin what is due, unless something of this run is under way; when to look again, if nothing changes."""
+        if run.instance not in self._busy:
+            work = self._conclude(gang, ranks, keys) or self._due(run, gang, ranks, now)
+            if work is not None:
+                self._busy.add(run.instance)
+                self._spawn(run.instance, self._do(run.instance, work))
+        homeless = [moment(pod.created) for pod in gang.pods if not pod.node and not pod.deleting]
+        placement = min((since + self._patience.placement_seconds for since in homeless), default=None)
+        later = [at for at in (placement, self._resume_at.get(run.instance)) if at is not None and at > now]
+        return min(later, default=None)
+
+    def _conclude(
+        self, gang: Gang, ranks: Sequence[SeenRank], keys: RunKeys | None
+    ) -> Coroutine[Any, Any, object] | None:
+        """Ends that only containers or nodes tell of are written down: pods do not stay."""
+        silent = {key for key, record in gang.records.items() if record.ended is None}
+        ends = {
+            (seen.rank, seen.attempt): seen.ended
+            for seen in ranks
+            if seen.ended is not None and (seen.rank, seen.attempt) in silent
+        }
+        return keys.conclude(ends) if ends and keys is not None and keys.silent_for == 0.0 else None
+
+    async def _do(self, instance: str, work: Coroutine[Any, Any, object]) -> None:
+        try:
+            await work
+        finally:
+            self._busy.discard(instance)
+
+    def _due(self, run: Run, gang: Gang, ranks: Sequence[SeenRank], now: float) -> Coroutine[Any, Any, object] | None:
+        idle = [pod for pod in gang.pods if pod.held and _may_go(pod, gang)]
+        if idle:
+            return self._let_go(run, idle)
+        job = self._cluster.job(run)
+        if run.spec.wanted is not Wanted.RUN:
+            return None
+        waiting = any(rank.sight is not Sight.ENDED for rank in ranks)
+        if job is None:
+            return self._cluster.make(run, _wanted_size(run, gang, ranks)) if waiting else None
+        if is_finished(job) or not waiting:
+            return None
+        wanted = _wanted_size(run, gang, ranks)
+        if int(job["spec"].get("completions") or 0) > wanted:
+            return self._cluster.resize(run, wanted)
+        return None if self._queue is not None else self._place(run, gang, job, now)
+
+    async def _let_go(self, run: Run, pods: Sequence[PodFacts]) -> None:
+        for pod in pods:
+            await self._cluster.release(run.namespace, pod)
+
+    def _place(self, run: Run, gang: Gang, job: dict[str, Any], now: float) -> Coroutine[Any, Any, object] | None:
+        """Two gangs of which each has half of what both need would wait for each other for ever."""
+        if job["spec"].get("suspend"):
+            due = self._resume_at.setdefault(run.instance, time.time() + self._pause())
+            return self._cluster.suspend(run, False) if now >= due else None
+        self._resume_at.pop(run.instance, None)
+        living = [pod for pod in gang.pods if not pod.over and not pod.deleting]
+        homeless = [pod for pod in living if not pod.node]
+        began = any(record.started_at is not None for record in gang.records.values())
+        placed = len(living) - len(homeless)
+        if began or placed == 0 or placed >= run.spec.world.min or not homeless:
+            return None
+        if now - min(moment(pod.created) for pod in homeless) < self._patience.placement_seconds:
+            return None
+        told = (
+            f"only {placed} of the {run.spec.world.min} ranks that are needed found a node within "
+            f"{self._patience.placement_seconds:g} s ({homeless[0].unschedulable or 'no node'}): it lets go of them "
+            "and tries again"
+        )
+        self._warnings[run.instance] = ((GANG_RELEASED, told),)
+        self._resume_at[run.instance] = now + self._pause()
+        return self._cluster.suspend(run, True)
+
+    def _pause(self) -> float:
+        return random.uniform(0.5, 1.0) * self._patience.back_off_seconds
+
+
+def _may_go(pod: PodFacts, gang: Gang) -> bool:
+    """A pod that is being deleted, in which nothing runs any more, and whose rank's end is recorded, if it had one."""
+    return (
+        pod.deleting
+        and pod.state != "running"
+        and all(record.ended is not None for record in gang.records.values() if record.pod == pod.uid)
+    )
+
+
+def _wanted_size(run: Run, gang: Gang, ranks: Sequence[SeenRank]) -> int:
+    """As many as the world wants, and no fewer than it takes to keep what runs and what is done."""
+    running = [rank.rank for rank in ranks if rank.sight is not Sight.ENDED]
+    done = [
+        pod.rank for pod in gang.pods if pod.phase == "Succeeded" or (pod.state == "terminated" and not pod.exit_code)
+    ]
+    done += [
+        rank.rank for rank in ranks if rank.ended is not None and rank.ended.exit_code == 0 and not rank.ended.stopped
+    ]
+    return max([run.spec.world.target, *(1 + rank for rank in (*running, *done))])

@@ -1,0 +1,159 @@
+"""The composition root for clusters: a store of custom resources, ranks as pods, keys as Secrets."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+
+from basilica.kube.access import ConfigurationError
+from basilica.kube.api import KubeApi
+from basilica.kube.run import Settings as RunSettings
+from basilica.operator.election import DURATION, Election
+from basilica.operator.health import Health
+from basilica.operator.metrics import OperatorMetrics
+from basilica.operator.operator import Operator
+from basilica.operator.release import release_finalizers
+from basilica.runtimes.kubernetes.runtime import KubernetesRuntime
+from basilica.server.auth import check_key, digest_of, key_record
+from basilica.server.control import ControlPlane, Settings
+from basilica.server.serve import DEFAULT_USER, CannotServe, Listen, Parts, SystemClock, serve_stateless
+from basilica.stores.kubernetes import KubernetesKeys, KubernetesStore, Refusals
+
+log = logging.getLogger("basilica.operator")
+
+NAMESPACE = "basilica-system"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions:
+    """Which cluster, and where in it the control plane is at home: its keys and its lease are there.
+
+    Without a namespace it is the one that this process runs in, or `basilica-system`. `image` is ours, for the
+    rendezvous and for runs that name none.
+    """
+
+    kubeconfig: str | None = None
+    context: str | None = None
+    namespace: str | None = None
+    image: str = "basilica"
+    queue: str | None = None
+    checkpoints: str | None = None
+    image_pull_secrets: tuple[str, ...] = ()
+    run_settings: RunSettings | None = None  # instead of all that is said here of runs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorOptions:
+    host: str = "0.0.0.0"
+    port: int = 8080
+    lease_seconds: float = DURATION
+    retention_seconds: float | None = None
+    identity: str = field(default_factory=lambda: f"{socket.gethostname()}-{secrets.token_hex(3)}")
+
+
+def connect(options: ClusterOptions) -> KubeApi:
+    try:
+        return KubeApi.connect(options.kubeconfig, options.context)
+    except ConfigurationError as error:
+        raise CannotServe(str(error)) from error
+
+
+def home_of(options: ClusterOptions, api: KubeApi) -> str:
+    in_a_pod = options.kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ
+    return options.namespace or (api.namespace if in_a_pod else NAMESPACE)
+
+
+@contextlib.asynccontextmanager
+async def open_cluster_keys(options: ClusterOptions) -> AsyncIterator[KubernetesKeys]:
+    """The API keys of a cluster, for `basilica keys`."""
+    async with connect(options) as api:
+        keys = KubernetesKeys(api, home_of(options, api))
+        await keys.open()
+        try:
+            yield keys
+        finally:
+            await keys.close()
+
+
+def _runtime(options: ClusterOptions, home: str) -> KubernetesRuntime:
+    """With a connection of its own, which it closes."""
+    settings = options.run_settings or RunSettings(
+        image=options.image,
+        control_namespace=home,
+        queue=options.queue,
+        checkpoints=options.checkpoints,
+        image_pull_secrets=options.image_pull_secrets,
+    )
+    return KubernetesRuntime(connect(options), settings)
+
+
+async def serve_kubernetes(
+    listen: Listen, options: ClusterOptions, settings: Settings, api_key: str | None, announce: Callable[[str], None]
+) -> None:
+    """The API alone: it writes what users want, and the operator does it. Any number of these may run."""
+    async with connect(options) as api:
+        store = KubernetesStore(api, component="basilica-api")
+        await store.open()
+        try:
+            async with open_cluster_keys(options) as keys:
+                clock = SystemClock()
+                if api_key is not None:
+                    api_key = check_key(api_key)
+                    if await keys.find_key(digest_of(api_key)) is None:
+                        await keys.add_key(key_record(api_key, DEFAULT_USER, clock.now(), note="given at the start"))
+                runtime = _runtime(options, home_of(options, api))
+                await serve_stateless(Parts(store, keys, runtime, clock, settings), listen, announce)
+        finally:
+            await store.close()
+
+
+async def operate(options: ClusterOptions, wanted: OperatorOptions, announce: Callable[[int], None]) -> None:
+    """Run an operator until SIGTERM or SIGINT; `announce` gets the port of its health endpoints."""
+    async with connect(options) as api:
+        home = home_of(options, api)
+        store = KubernetesStore(api, component="basilica-operator")
+        await store.open()
+        try:
+            clock, runtime = SystemClock(), _runtime(options, home)
+            election = Election(api, namespace=home, identity=wanted.identity, duration=wanted.lease_seconds)
+            plane = ControlPlane(store, runtime, clock, Settings(retention_seconds=wanted.retention_seconds))
+            operator = Operator(
+                store,
+                runtime,
+                clock,
+                election,
+                refusals=Refusals(store),
+                retain=None if wanted.retention_seconds is None else plane.retain,
+            )
+            metrics = OperatorMetrics(lambda: operator.controller, lambda: election.leading)
+            health = Health(lambda: store.behind, metrics.text)
+            with _until_signalled() as stop:
+                async with health.listening(wanted.host, wanted.port) as port:
+                    announce(port)
+                    await operator.run(stop)
+        finally:
+            await store.close()
+
+
+async def release(options: ClusterOptions) -> list[str]:
+    """Take our finalizers off everything, so that it can be deleted without an operator; what was released."""
+    async with connect(options) as api:
+        return await release_finalizers(api)
+
+
+@contextlib.contextmanager
+def _until_signalled() -> Iterator[asyncio.Event]:
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for sig in signals:
+        loop.add_signal_handler(sig, stop.set)
+    try:
+        yield stop
+    finally:
+        for sig in signals:
+            loop.remove_signal_handler(sig)

@@ -1,0 +1,136 @@
+"""A thousand runs of which nothing changes cost the API server watches and the lease, and nothing else."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+
+from basilica.core.phase import Phase, RankPhase
+from basilica.core.spec import DeploymentSpec, Exec
+from basilica.core.status import DeploymentStatus
+from basilica.core.world import RankExit, RankStatus, WorldSize
+from basilica.kube.userdeployment import body_of, instance_of
+from basilica.stores.kubernetes import codec
+from basilica.testing.kube import KubeServer
+from tests.operator.cluster import by_hand, eventually, operating, tell
+
+MANY = 1000
+IDLE_SECONDS = 3.0
+
+
+def phases(kube: KubeServer) -> list[str]:
+    return [(obj.get("status") or {}).get("phase", "") for obj in kube.objects("userdeployments", "u-ann")]
+
+
+@pytest.mark.slow
+def test_a_thousand_idle_runs_cost_watches_and_the_lease() -> None:
+    async def story(kube: KubeServer) -> None:
+        for number in range(MANY):
+            kube.create(by_hand(f"run-{number}", target=1), "u-ann")
+        async with operating(kube, duration=15.0) as here:
+            await eventually(lambda: all(phase == "ready" for phase in phases(kube)), every=0.5)
+            await here.store._cluster.mirror.close()
+            turned = here.operator.controller.turns if here.operator.controller else 0
+            before = kube.requests.copy()
+            await asyncio.sleep(IDLE_SECONDS)
+            asked = kube.requests.since(before)
+            assert asked.total == asked["patch", "leases"] + asked["get", "leases"], asked
+            assert here.operator.controller is not None
+            assert here.operator.controller.turns == turned
+
+    tell(story, seconds=90.0)
+
+
+def test_a_run_costs_a_number_of_requests_that_does_not_grow_with_its_ranks() -> None:
+    """What the store asks for; what the runtime asks for is tested there."""
+
+    def cost(ranks: int) -> int:
+        asked = 0
+
+        async def story(kube: KubeServer) -> None:
+            nonlocal asked
+            async with operating(kube, duration=15.0) as here:
+                await eventually(lambda: here.operator.controller)
+                before = kube.requests.copy()
+                size = {"min": 1, "target": ranks, "max": ranks}
+                obj = kube.create(by_hand(distributed={"worldSize": size}), "u-ann")
+                instance = instance_of(obj)
+                await eventually(lambda: len(here.runtime.running(instance)) == ranks)
+                await here.ready(instance, ranks)
+                for rank in range(ranks):
+                    here.runtime.exit(instance, rank, 0)
+                await here.until(instance, lambda d: d.status.settled)
+                asked = kube.requests.since(before)["patch", "userdeployments/status"]
+
+        tell(story, seconds=60.0)
+        return asked
+
+    assert cost(512) <= cost(2) + 3
+
+
+def test_a_run_of_four_thousand_ranks_fits_into_an_object() -> None:
+    spec = DeploymentSpec(name="large", program=Exec(("python", "train.py")), world=WorldSize(1, 4096, 4096))
+    tail = tuple(f"step {n}: loss {n / 7:.4f}, grad norm {n / 3:.4f}" for n in range(40))
+    ranks = tuple(
+        RankStatus(
+            rank=n,
+            attempt=n % 3,
+            phase=RankPhase.RUNNING,
+            world_size=4096,
+            pod_name=f"large-1a2b3c4d-{n}-x7k2p",
+            node=f"ip-10-{n % 250}-{n // 250}-17.ec2.internal",
+            provider="cyan",
+            region="eu-west-1",
+            gpus=8,
+            started_at=1.7e9 + n / 7,
+            metered_until=1.7e9 + n,
+        )
+        for n in range(4096)
+    )
+    exits = tuple(
+        RankExit(
+            rank=n,
+            attempt=0,
+            exit_code=1,
+            termination_reason="Error",
+            restart_count=0,
+            finished_at=1.7e9 + n / 3,
+            seen_at=1.7e9 + n / 3,
+            log_tail=tail if n < 32 else (),
+            traceback="Traceback …\n" * 50 if n < 32 else "",
+        )
+        for n in range(4096)
+    )
+    status = DeploymentStatus(
+        created_at=1.7e9, phase=Phase.FAILED, world_target=4096, ranks=ranks, exits=exits, failures=exits[:32]
+    )
+    body = codec.status_body(spec, status, (), 1.7e9)
+    whole = {"spec": body_of(spec), "status": body}
+    assert len(json.dumps(whole)) < 1 << 20
+    assert codec.state_of("large", str(body["state"])) == status
+
+
+def test_what_does_not_fit_is_given_up_from_the_least_important_on() -> None:
+    def noise(seed: int) -> tuple[str, ...]:
+        return tuple(f"{(seed * 7919 + n) ** 17:x}" for n in range(400))
+
+    exits = tuple(
+        RankExit(
+            rank=n,
+            attempt=0,
+            exit_code=7,
+            termination_reason="Error",
+            restart_count=1,
+            finished_at=1.0,
+            seen_at=1.0,
+            log_tail=noise(n),
+        )
+        for n in range(64)
+    )
+    status = DeploymentStatus(created_at=1.0, exits=exits, failures=exits)
+    text = codec.state_text(status)
+    assert len(text) <= codec.STATE_BYTES
+    kept = codec.state_of("large", text)
+    assert [replace(e, log_tail=()) for e in kept.exits] == [replace(e, log_tail=()) for e in exits]
+    assert kept.failures[0].log_tail != ()

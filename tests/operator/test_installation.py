@@ -1,0 +1,186 @@
+"""What `basilica manifests` prints is what Kubernetes takes, gives no more rights than are used, and is checked in."""
+
+import dataclasses
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from basilica.core.quantities import format_cpu, format_memory, parse_cpu, parse_memory
+from basilica.core.spec import BenchOnStart, DeploymentSpec, Exec, Gpus, ProviderFilter, Resources, Shell, Wanted
+from basilica.core.world import WorldSize
+from basilica.kube.crd import definition
+from basilica.kube.manifests import manifests
+from basilica.kube.userdeployment import body_of, spec_of
+from basilica.kube.yaml import to_yaml
+from basilica.testing.kube import KubeServer
+
+ROOT = Path(__file__).parents[2]
+IMAGE = "example.com/basilica:1"
+EVERYTHING = manifests(namespace="basilica-system", image=IMAGE, with_api=True)
+
+
+def printed(*arguments: str) -> list[dict[str, Any]]:
+    command = [sys.executable, "-m", "basilica.cli.main", "manifests", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    return list(yaml.safe_load_all(done.stdout))
+
+
+@pytest.mark.parametrize("version", ["1.29", kubernetes_validate.latest_version()])
+@pytest.mark.parametrize("manifest", EVERYTHING, ids=lambda m: f"{m['kind']}-{m['metadata']['name']}")
+def test_every_manifest_is_valid(manifest: dict[str, Any], version: str) -> None:
+    kubernetes_validate.validate(manifest, version, strict=True)
+
+
+def test_what_is_printed_reads_back_as_what_was_meant() -> None:
+    assert printed("--image", IMAGE, "--with-api") == EVERYTHING
+
+
+def test_without_the_api_nothing_of_it_is_printed() -> None:
+    found = printed("--namespace", "elsewhere")
+    assert not [m for m in found if "basilica-api" in str(m)]
+    assert {m["metadata"]["namespace"] for m in found if "namespace" in m["metadata"]} == {"elsewhere"}
+
+
+def test_pods_keep_to_the_restricted_standard() -> None:
+    pods = [m["spec"]["template"]["spec"] for m in EVERYTHING if m["kind"] == "Deployment"]
+    assert len(pods) == 2
+    for pod in pods:
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in pod["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert container["resources"]["limits"]["memory"]
+
+
+def test_no_right_is_a_wildcard() -> None:
+    rules = [(m["metadata"]["name"], rule) for m in EVERYTHING for rule in m.get("rules", ())]
+    assert rules
+    for name, rule in rules:
+        assert "*" not in str(rule), name
+    names = {name: [r for n, rule in rules if n == name for r in rule["resources"]] for name, _ in rules}
+    assert not {"clusterroles", "rolebindings", "pods/exec"} & {r for found in names.values() for r in found}
+
+
+def test_the_definition_is_checked_in() -> None:
+    assert (ROOT / "deploy" / "crd.yaml").read_text() == to_yaml([definition()])
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+def test_kubectl_applies_everything_twice_and_shows_a_run(tmp_path: Path) -> None:
+    with KubeServer(processes=False) as kube:
+        config = kube.kubeconfig(tmp_path / "config")
+
+        def kubectl(*arguments: str, stdin: str = "") -> str:
+            command = ["kubectl", "--kubeconfig", str(config), *arguments]
+            done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, timeout=60)
+            assert done.returncode == 0, done.stderr
+            return done.stdout
+
+        for said in ("created", "unchanged"):
+            told = kubectl("apply", "--validate=false", "-f", "-", stdin=to_yaml(EVERYTHING))
+            assert f"customresourcedefinition.apiextensions.k8s.io/userdeployments.basilica.dev {said}" in told
+        example = (ROOT / "deploy" / "example.yaml").read_text()
+        kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "u-alice"}})
+        assert "created" in kubectl("apply", "--validate=false", "-f", "-", stdin=example)
+        assert "unchanged" in kubectl("apply", "--validate=false", "-f", "-", stdin=example)
+        assert kubectl("get", "ud", "--namespace", "u-alice", "-o", "name") == "userdeployment.basilica.dev/hello\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["serve", "--store", "kubernetes", "--retention", "3d"], "the operator has --retention"),
+        (["serve", "--store", "kubernetes", "--idle-exit", "15m"], "has no meaning with --store kubernetes"),
+        (["serve", "--store", "etcd"], "etcd"),
+        (["operator", "--log-level", "loud"], "use debug, info, warning or error"),
+        (["operator", "--retention", "soon"], "is no duration"),
+    ],
+)
+def test_wrong_usage_is_told(options: list[str], told: str) -> None:
+    command = [sys.executable, "-m", "basilica.cli.main", *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert told in done.stderr
+
+
+def test_a_namespace_that_is_none_is_refused() -> None:
+    command = [sys.executable, "-m", "basilica.cli.main", "manifests", "--namespace", "Not A Name"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert "try 'not-a-name'" in done.stderr
+
+
+# ---- the resource and the core ---------------------------------------------------------------------------------------
+
+WHOLE = DeploymentSpec(
+    name="train",
+    program=Exec(("python", "-c", "print('ü')", "")),
+    world=WorldSize(1, 2, 3),
+    wanted=Wanted.CANCEL,
+    generation=1,
+    gang=2,
+    image="trainer:1",
+    port=1234,
+    resources=Resources(cpu=0.333, memory_bytes=(1 << 40) + 1, gpus=Gpus(2, ("H100",), 80)),
+    env={"A": "1", "B": ""},
+    secrets={"TOKEN": "s3cret"},
+    nccl_env={"NCCL_DEBUG": "INFO"},
+    workdir="inside",
+    archive="ab" * 32,
+    rendezvous_backend="c10d",
+    rendezvous_port=29400,
+    provider_filter=ProviderFilter(("cyan",), ("opal",)),
+    topology_spread="region-aware",
+    bench=BenchOnStart("strict"),
+    resize="restart",
+    on_stall="restart",
+    max_restarts=3,
+    grace_seconds=0.5,
+    ttl_seconds=99.5,
+    deadline_seconds=0.1,
+    start_deadline_seconds=7.0,
+)
+
+
+def test_every_field_of_a_spec_has_a_place_in_the_resource() -> None:
+    plain = DeploymentSpec(name="x", program=Shell("x"), world=WorldSize(1, 1, 1))
+    same = {"name", "generation", "archive"}
+    for field in dataclasses.fields(DeploymentSpec):
+        if field.name not in same:
+            assert getattr(WHOLE, field.name) != getattr(plain, field.name), f"{field.name} is not tried here"
+
+
+@pytest.mark.parametrize("program", [WHOLE.program, Shell("echo $1", ("a b", ""))])
+def test_a_spec_survives_the_api_server(program: Exec | Shell) -> None:
+    spec = dataclasses.replace(WHOLE, program=program)
+    with KubeServer(processes=False) as kube:
+        kube.create(definition())
+        metadata = {"name": "some-object"}
+        body = body_of(spec, secret="some-secret")
+        kube.create(
+            {"apiVersion": "basilica.dev/v1alpha1", "kind": "UserDeployment", "metadata": metadata, "spec": body}
+        )
+        found = kube.get("userdeployments", "some-object")
+        assert found is not None
+        assert found["spec"] == body, "the schema knows every field"
+        assert spec_of(found, spec.secrets) == spec
+
+
+@pytest.mark.parametrize("cores", [0.001, 0.5, 1.0, 8.0, 0.333, 1.5, 0.1 + 0.2, 100_000.0, 1 / 3])
+def test_cores_read_back_as_they_were_written(cores: float) -> None:
+    assert parse_cpu(format_cpu(cores), "cpu") == pytest.approx(cores, abs=1e-9)
+
+
+@pytest.mark.parametrize("size", [1 << 20, 1 << 30, (1 << 30) + 1, 1 << 60, 123456789, (1 << 60) - 1])
+def test_bytes_read_back_as_they_were_written(size: int) -> None:
+    assert parse_memory(format_memory(size), "memory") == size

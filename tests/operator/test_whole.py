@@ -1,0 +1,237 @@
+"""A whole installation as processes: the API, the operator and the ranks, which end at the worst moments."""
+
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import pytest
+
+from basilica.operator.election import NAME
+from tests.operator.whole import Installation
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+Json = dict[str, Any]
+Found = TypeVar("Found")
+PATIENCE = 60.0
+LEASE_SECONDS = 3.0  # short, since operators are killed here, and long enough for a machine that is busy
+OURS = ("pods", "jobs", "services", "deployments", "networkpolicies", "secrets", "userdeployments")
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    installation = Installation(tmp_path_factory.mktemp("installation"), lease_seconds=LEASE_SECONDS)
+    yield installation
+    installation.close()
+
+
+@pytest.fixture
+def api(here: Installation) -> Iterator[httpx.Client]:
+    with client_of(here, here.url) as client:
+        yield client
+
+
+def client_of(here: Installation, url: str) -> httpx.Client:
+    return httpx.Client(base_url=url, headers={"Authorization": f"Bearer {here.key}"}, timeout=PATIENCE)
+
+
+def deploy(api: httpx.Client, name: str, command: str, *, target: int = 2, **distributed: Any) -> str:
+    size = {"min": 1, "target": target, "max": 4}
+    body = {"instanceName": name, "distributed": {"worldSize": size, "command": command, **distributed}}
+    answer = api.post("/deployments", json=body)
+    assert answer.status_code == 201, answer.text
+    instance: str = answer.json()["instanceName"]
+    return instance
+
+
+def until(api: httpx.Client, instance: str, done: Callable[[Json], object]) -> Json:
+    """The first state that will do, told by the API's own long poll."""
+    end = time.monotonic() + PATIENCE
+    found: Json = api.get(f"/deployments/{instance}").json()
+    while not done(found):
+        assert time.monotonic() < end, f"nothing happened; the last state is {found}"
+        answer = api.get(f"/deployments/{instance}/watch", params={"since": found["version"], "wait": 5})
+        found = answer.json() if answer.status_code == 200 and answer.content else found
+    return found
+
+
+def ready(ranks: int) -> Callable[[Json], bool]:
+    def is_ready(found: Json) -> bool:
+        gang = found["distributed"]
+        caught_up = gang["observedGeneration"] == gang["generation"]
+        return bool(caught_up and gang["worldSize"]["ready"] == ranks == gang["worldSize"]["target"])
+
+    return is_ready
+
+
+def settled(found: Json) -> bool:
+    return bool(found["distributed"]["settled"])
+
+
+def left_of(here: Installation, instance: str) -> list[str]:
+    found = [(kind, obj["metadata"]) for kind in OURS for obj in here.kube.objects(kind, "u-local")]
+    return [f"{kind} {metadata['name']}" for kind, metadata in found if metadata["name"].startswith(instance)]
+
+
+def eventually(look: Callable[[], Found | None]) -> Found:
+    end = time.monotonic() + PATIENCE
+    while not (found := look()):
+        assert time.monotonic() < end, "it did not come about in time"
+        time.sleep(0.05)
+    return found
+
+
+def test_a_run_from_deploy_to_delete_leaves_nothing(here: Installation, api: httpx.Client) -> None:
+    instance = deploy(api, "whole", 'trap "exit 0" TERM; echo rank $RANK; sleep 1000 & wait')
+    until(api, instance, ready(2))
+    for target in (4, 2):
+        assert api.post(f"/deployments/{instance}/scale-distributed", json={"target": target}).status_code == 200
+        until(api, instance, ready(target))
+    assert "1| rank 1" in api.get(f"/deployments/{instance}/logs").text
+    reasons = [event["reason"] for event in api.get(f"/deployments/{instance}/events").json()["events"]]
+    assert {"Created", "WorldReady", "ScaleRequested", "ScaleObserved"} <= set(reasons)
+    assert api.delete(f"/deployments/{instance}").status_code == 200
+    eventually(lambda: api.get(f"/deployments/{instance}").status_code == 404)
+    eventually(lambda: left_of(here, instance) == [])
+    usage = api.get("/usage").json()
+    assert instance in str(usage)
+
+
+def test_a_rank_that_fails_three_times_is_named(here: Installation, api: httpx.Client) -> None:
+    script = 'if [ "$RANK" = 1 ]; then echo it broke >&2; exit 7; fi; sleep 1000'
+    instance = deploy(api, "failing", script, worldSize={"min": 2, "target": 2, "max": 2}, maxRestarts=2)
+    ended = until(api, instance, settled)
+    assert ended["phase"] == "failed"
+    culprit = ended["distributed"]["culprit"]
+    assert (culprit["rank"], culprit["exitCode"]) == (1, 7)
+    [bad] = [e for e in ended["distributed"]["rankExits"] if e["rank"] == 1]
+    assert bad["restartCount"] == 2
+    status = here.kube.get("userdeployments", instance, "u-local")
+    assert status is not None
+    assert status["status"]["culprit"]["rank"] == 1
+
+
+def test_the_operator_is_killed_at_random_and_nothing_is_lost_or_doubled(
+    here: Installation, api: httpx.Client, tmp_path: Path
+) -> None:
+    """SIGKILL, again and again, while a run is scaled up and down and ends."""
+    chance = random.Random(7)
+    script = f'echo "$RANK $BASILICA_ATTEMPT" >>{tmp_path}/starts; until [ -e {tmp_path}/end ]; do sleep 0.1; done'
+    instance = deploy(api, "killed", script)
+    for target in (2, 4, 3, 4, 2):
+        assert api.post(f"/deployments/{instance}/scale-distributed", json={"target": target}).status_code == 200
+        time.sleep(chance.uniform(0.0, 1.5))
+        replace_operator(here, signal.SIGKILL)
+        until(api, instance, ready(target))
+    (tmp_path / "end").touch()
+    time.sleep(chance.uniform(0.0, 0.5))
+    replace_operator(here, signal.SIGKILL)
+    ended = until(api, instance, settled)
+    assert ended["phase"] == "succeeded"
+    assert [(e["rank"], e["exitCode"]) for e in ended["distributed"]["rankExits"]] == [(0, 0), (1, 0)]
+    starts = (tmp_path / "starts").read_text().split("\n")[:-1]
+    assert len(starts) == len(set(starts)), starts
+
+
+def test_an_operator_that_is_told_to_stop_gives_its_lease_back(here: Installation) -> None:
+    def holder() -> str:
+        lease = here.kube.get("leases", NAME)
+        return str(lease["spec"]["holderIdentity"]) if lease else ""
+
+    eventually(holder)
+    first = here.operator
+    first.terminate()
+    assert first.wait(PATIENCE) == 0
+    assert holder() == ""
+    here.operator, here.health = here.start_operator()
+    eventually(holder)
+
+
+def test_of_two_operators_one_acts_and_both_are_healthy(here: Installation, api: httpx.Client) -> None:
+    second, health = here.start_operator()
+
+    def leading(url: str) -> bool:
+        return "basilica_operator_leads 1.0" in httpx.get(f"{url}/metrics").text
+
+    for url in (here.health, health):
+        assert httpx.get(f"{url}/healthz").text == "ok\n"
+        eventually(lambda url=url: httpx.get(f"{url}/readyz").status_code == 200)  # type: ignore[misc]
+    assert (leading(here.health), leading(health)) == (True, False)
+    instance = deploy(api, "two", "sleep 1000")
+    until(api, instance, ready(2))
+    here.operator.kill()
+    here.operator.wait()
+    eventually(lambda: leading(health))
+    assert api.post(f"/deployments/{instance}/scale-distributed", json={"target": 3}).status_code == 200
+    until(api, instance, ready(3))
+    here.operator, here.health = second, health
+    assert api.post(f"/deployments/{instance}/cancel").status_code == 200
+    assert until(api, instance, settled)["phase"] == "cancelled"
+
+
+def test_what_one_api_server_makes_another_one_knows(here: Installation, api: httpx.Client) -> None:
+    process, url = here.start_server()
+    with client_of(here, url) as other:
+        instance = deploy(api, "shared", "sleep 1000")
+        assert other.get(f"/deployments/{instance}").status_code == 200
+        refused = other.post(
+            "/deployments",
+            json={
+                "instanceName": "shared",
+                "distributed": {"worldSize": {"min": 1, "target": 1, "max": 1}, "command": "x"},
+            },
+        )
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "NameInUse")
+        until(other, instance, ready(2))
+        assert other.post(f"/deployments/{instance}/cancel").status_code == 200
+        assert until(api, instance, settled)["phase"] == "cancelled"
+    process.terminate()
+    assert process.wait(PATIENCE) == 0
+
+
+def test_keys_are_revoked_everywhere_at_once(here: Installation) -> None:
+    key = here.key_of("carol")
+    headers = {"Authorization": f"Bearer {key}"}
+    eventually(lambda: httpx.get(f"{here.url}/deployments", headers=headers).status_code == 200)
+    listed = here.basilica("keys", "list", "--store", "kubernetes", *here.cluster)
+    [row] = [line for line in listed.splitlines() if " carol " in line]
+    here.basilica("keys", "revoke", row.split()[0], "--store", "kubernetes", *here.cluster)
+    eventually(lambda: httpx.get(f"{here.url}/deployments", headers=headers).status_code == 401)
+    secrets = [s for s in here.kube.objects("secrets", "default") if s["metadata"]["name"].startswith("basilica-key-")]
+    assert key not in str(secrets)
+
+
+def test_finalizers_are_released_when_there_is_no_operator(here: Installation, api: httpx.Client) -> None:
+    instance = deploy(api, "held", "sleep 1000")
+    until(api, instance, ready(2))
+    here.operator.terminate()
+    assert here.operator.wait(PATIENCE) == 0
+    said = here.basilica("operator", "--release", *here.cluster)
+    assert f"userdeployment u-local/{instance}" in said
+    assert f"pod u-local/{instance}-0" in said
+    assert here.basilica("operator", "--release", *here.cluster) == ""
+    gone = httpx.delete(f"{here.kube.url}/apis/basilica.dev/v1alpha1/namespaces/u-local/userdeployments/{instance}")
+    assert gone.status_code == 200
+    eventually(lambda: left_of(here, instance) == [])
+    here.operator, here.health = here.start_operator()
+
+
+def replace_operator(here: Installation, sig: signal.Signals) -> None:
+    here.operator.send_signal(sig)
+    here.operator.wait()
+    here.operator, here.health = here.start_operator()
+
+
+def test_an_operator_without_a_cluster_says_what_to_do(tmp_path: Path) -> None:
+    import sys
+
+    command = [sys.executable, "-m", "basilica.cli.main", "operator", "--kubeconfig", str(tmp_path / "none")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith("basilica: no cluster to talk to")
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,82 @@
+"""A whole installation: a cluster whose pods are processes; an operator and an API server as processes of their own."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from basilica.kube.crd import definition
+from basilica.testing.kube import KubeServer
+
+ROOT = Path(__file__).parents[2]
+START_SECONDS = 30
+
+
+class Installation:
+    """What the stories of the local server need of one: a URL and keys."""
+
+    def __init__(self, directory: Path, *, lease_seconds: float = 15.0) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._directory, self._lease_seconds = directory, lease_seconds
+        self.kube = KubeServer().start()
+        self.kube.create(definition())
+        self.kubeconfig = self.kube.kubeconfig(directory / "kubeconfig")
+        self._operators = self._servers = 0
+        self._processes: list[subprocess.Popen[str]] = []
+        try:
+            self.key = self.key_of("local")
+            self.operator, self.health = self.start_operator()
+            self.server, self.url = self.start_server()
+        except BaseException:
+            self.close()
+            raise
+
+    def key_of(self, user: str) -> str:
+        made = self.basilica("keys", "create", "--store", "kubernetes", "--user", user, *self.cluster)
+        return made.strip()
+
+    def basilica(self, *arguments: str) -> str:
+        command = [sys.executable, "-m", "basilica.cli.main", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def start_operator(self) -> tuple[subprocess.Popen[str], str]:
+        """Another operator, and where it answers."""
+        self._operators += 1
+        arguments = ["-m", "tests.operator.process", str(self.kubeconfig), str(self._lease_seconds)]
+        return self._start(arguments, f"operator-{self._operators}.log")
+
+    def start_server(self) -> tuple[subprocess.Popen[str], str]:
+        """Another API server, and its URL."""
+        self._servers += 1
+        arguments = ["-m", "basilica.cli.main", "serve", "--store", "kubernetes", "--port", "0", *self.cluster]
+        process, said = self._start(arguments, f"server-{self._servers}.log")
+        return process, said.rpartition(" ")[2]
+
+    def _start(self, arguments: list[str], log: str) -> tuple[subprocess.Popen[str], str]:
+        with (self._directory / log).open("w") as stderr:
+            process = subprocess.Popen(
+                [sys.executable, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr, text=True
+            )
+        self._processes.append(process)
+        assert process.stdout is not None
+        said = process.stdout.readline().strip()
+        assert said, (self._directory / log).read_text()
+        return process, said
+
+    @property
+    def cluster(self) -> list[str]:
+        """Options that name it."""
+        return ["--kubeconfig", str(self.kubeconfig), "--namespace", "default"]
+
+    def close(self) -> None:
+        """End every process in order; nothing of them may be left."""
+        try:
+            for process in reversed(self._processes):
+                if process.poll() is None:
+                    process.terminate()
+                process.wait(START_SECONDS)
+                if process.stdout is not None:
+                    process.stdout.close()
+        finally:
+            self.kube.close()
