@@ -14,7 +14,7 @@ __all__ = ["s3"]  # a fixture is used by its name
 pytestmark = pytest.mark.slow
 
 
-def test_a_run_on_s3_is_inspected_cleaned_and_goes_on_with_another_world(s3: str) -> None:  # noqa: F811
+def test_a_run_on_s3_is_inspected_cleaned_and_goes_on_with_another_world(s3: str) -> None:
     uri, options = "s3://bucket/run-on-s3", s3_options(s3)
     gang(2, lambda allreduce: train(allreduce, 4 * H), uri, store_options=options)
     store = open_store(uri, options)

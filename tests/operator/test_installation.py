@@ -93,6 +93,11 @@ def test_kubectl_applies_everything_twice_and_shows_a_run(tmp_path: Path) -> Non
         kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "u-alice"}})
         assert "created" in kubectl("apply", "--validate=false", "-f", "-", stdin=example)
         assert "unchanged" in kubectl("apply", "--validate=false", "-f", "-", stdin=example)
+        kubectl("scale", "ud", "hello", "--namespace", "u-alice", "--replicas", "4")
+        scaled = kube.get("userdeployments", "hello", "u-alice")
+        assert scaled is not None
+        assert scaled["spec"]["distributed"]["worldSize"]["target"] == 4
+        kubectl("patch", "ud", "hello", "--namespace", "u-alice", "--type", "merge", "-p", '{"spec":{"cancel":true}}')
         assert kubectl("get", "ud", "--namespace", "u-alice", "-o", "name") == "userdeployment.basilica.dev/hello\n"
 
 

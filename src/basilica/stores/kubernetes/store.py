@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
+from weakref import WeakValueDictionary
 
 from basilica.core.deployment import Deployment
 from basilica.core.errors import DeploymentNotFound, StaleVersion, StoreUnavailable
@@ -53,7 +54,7 @@ class KubernetesStore:
         self._cluster = Cluster(api, component, self._notice)
         self._ledger = Ledger(api)
         self._admission = Admission(self._cluster, self._ledger)
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # each lives while it is used
 
     async def open(self) -> None:
         """Returns when everything there is has been listed once; `StoreUnavailable` if that takes too long."""
@@ -68,7 +69,10 @@ class KubernetesStore:
         return None if self._cluster.problem is None else str(self._cluster.problem)
 
     def _lock(self, instance: str) -> asyncio.Lock:
-        return self._locks.setdefault(instance, asyncio.Lock())
+        lock = self._locks.get(instance)
+        if lock is None:
+            lock = self._locks[instance] = asyncio.Lock()
+        return lock
 
     def _notice(self, record: Record) -> None:
         log.warning("%s/%s is no run: %s", record.namespace, record.name, record.problem)
@@ -241,7 +245,6 @@ class KubernetesStore:
                 await self._let_go(record)
             finally:
                 self._cluster.records.leave(record, False)
-        self._locks.pop(instance, None)
 
     async def _let_go(self, record: Record) -> None:
         """Take our finalizer off and delete the object, in whatever state others have brought it meanwhile."""

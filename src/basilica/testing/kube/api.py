@@ -17,6 +17,7 @@ from basilica.testing.kube.logs import serve_log
 from basilica.testing.kube.options import DeleteOptions, Options, Target
 from basilica.testing.kube.registry import Registry
 from basilica.testing.kube.routes import Route, route
+from basilica.testing.kube.scaling import scale_of, scaled
 from basilica.testing.kube.selectors import selector
 from basilica.testing.kube.store import encode
 from basilica.testing.kube.timing import Timing
@@ -139,6 +140,14 @@ class Api:
         }
         return Reply(200, encode(listed))
 
+    def _scale(self, asked: Route, request: Request) -> Reply:
+        obj = self._registry.get(asked.kind, asked.namespace, asked.name)
+        if asked.verb in ("update", "patch"):
+            obj = scaled(self._registry, Target(asked.kind, asked.namespace, asked.name), _body(request))
+        elif asked.verb != "get":
+            raise method_not_allowed()
+        return Reply(200, encode(scale_of(asked.kind, obj)))
+
     def _subresource(self, asked: Route, request: Request) -> Reply:
         if asked.kind == NAMESPACES and asked.subresource == "finalize" and asked.verb == "update":
             wanted = (_body(request).get("spec") or {}).get("finalizers") or []
@@ -146,6 +155,8 @@ class Api:
             finalize = partial(_set_finalizers, wanted)
             done = self._registry.change(NAMESPACES, namespace, finalize, whole=True)
             return Reply(200, encode(done))
+        if asked.subresource == "scale" and asked.kind.scale is not None:
+            return self._scale(asked, request)
         if asked.kind != PODS:
             raise no_such_path()
         pod = self._registry.get(PODS, asked.namespace, asked.name)

@@ -65,10 +65,16 @@ def kinds_of(definition: Json) -> list[Kind]:
             short=tuple(names.get("shortNames") or ()),
             schema=_Schema(_with_head(version["schema"]["openAPIV3Schema"])),
             custom=True,
+            scale=_scale(version.get("subresources") or {}),
         )
         for version in spec["versions"]
         if version.get("served")
     ]
+
+
+def _scale(subresources: Json) -> tuple[str, str] | None:
+    paths = subresources.get("scale")
+    return None if paths is None else (paths["specReplicasPath"], paths["statusReplicasPath"])
 
 
 class _Schema(dict):  # type: ignore[type-arg]

@@ -59,4 +59,7 @@ def _entries(kind: Kind) -> list[Json]:
         {"name": f"{kind.plural}/{part}", "singularName": "", **common, "verbs": ["get", "patch", "update"]}
         for part in parts
     ]
+    if kind.scale is not None:
+        scale = {"group": "autoscaling", "version": "v1", **common, "kind": "Scale"}
+        below.append({"name": f"{kind.plural}/scale", "singularName": "", **scale, "verbs": ["get", "patch", "update"]})
     return [main, *below]

@@ -18,6 +18,7 @@ class Kind:
     short: tuple[str, ...] = ()
     schema: Any = None  # of a custom resource; the others have published ones
     custom: bool = False
+    scale: tuple[str, str] | None = None  # where the wanted and the observed number are, if it can be scaled
     orphans: bool = False  # its dependents stay when it is deleted and nobody says how
 
     @property
