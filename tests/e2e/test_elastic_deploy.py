@@ -1,6 +1,5 @@
 """A deployed function under torchrun: from `scale()` to the workers of the new world, and the exception of one."""
 
-import contextlib
 import os
 import signal
 import sys
@@ -98,21 +97,10 @@ def test_training_outlives_its_rendezvous(client: basilica.BasilicaClient, tmp_p
 
 
 def _replace_rendezvous(state: Path, steps: Ledger) -> None:
-    (pid,) = _rendezvous_of(state)
-    os.kill(pid, signal.SIGKILL)
-    steps.until(lambda: _rendezvous_of(state) not in ([], [pid]), "new rendezvous")
-
-
-def _rendezvous_of(state: Path) -> list[int]:
-    """The service that keeps its keys below that directory."""
-    found = []
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit():
-            with contextlib.suppress(OSError):
-                words = (process / "cmdline").read_bytes().split(b"\0")
-                if b"basilica.rendezvous" in words and any(w.startswith(bytes(state)) for w in words):
-                    found.append(int(process.name))
-    return found
+    lock = state / "rendezvous" / "lock"  # has the pid of whoever holds it
+    pid = lock.read_text()
+    os.kill(int(pid), signal.SIGKILL)
+    steps.until(lambda: lock.read_text() not in ("", pid), "new rendezvous")
 
 
 def fails() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from basilica.controller.step import run_of
 from basilica.core.errors import DeploymentNotFound
-from basilica.core.spec import Exec, Wanted
+from basilica.core.spec import BenchOnStart, Exec, Resources, Wanted
 from basilica.testing.kube import KubeServer, NodeSpec
 from tests.kube_runtime.plane import NAMESPACE, SETTINGS, Plane, control_plane, sh, with_env
 
@@ -330,5 +330,58 @@ def test_results_are_there_after_the_end(kube: KubeServer) -> None:
             run = await plane.deploy(sh('printf "r$RANK" >"$BASILICA_RESULT_FILE"'), (2, 2, 2))
             done = await plane.settled(run)
             assert await plane.runtime.results(run_of(done)) == {0: b"r0", 1: b"r1"}
+
+    asyncio.run(story())
+
+
+def test_the_last_report_of_a_rank_is_passed_on(kube: KubeServer) -> None:
+    async def story() -> None:
+        async with control_plane(kube) as plane:
+            script = "import basilica, time; basilica.report(step=3, loss=0.5); time.sleep(1000)"
+            run = await plane.deploy(Exec(("python", "-c", script)))
+            deployment = await plane.until_ready(run, 1)
+            async with asyncio.timeout(20):
+                await plane.runtime.next_report(run_of(deployment), 0.0)
+            report = (await plane.runtime.reports(run_of(deployment)))[0]
+            assert (report.step, report.values) == (3, {"loss": 0.5})
+            await plane.end(run)
+            await plane.settled(run)
+
+    asyncio.run(story())
+
+
+def test_ranks_on_several_nodes_go_when_every_one_reaches_every_other() -> None:
+    async def story() -> None:
+        nodes = [NodeSpec(f"node-{n}", capacity={"cpu": "1"}) for n in range(3)]
+        with KubeServer(nodes=nodes) as kube:
+            async with control_plane(kube) as plane:
+                run = await plane.deploy(SLEEP, (3, 3, 3), resources=Resources(cpu=0.7))
+                up = await plane.until_ready(run, 3)
+                assert len({rank.node for rank in up.status.ranks}) == 3
+                assert up.status.mesh is not None
+                assert up.status.mesh.ready
+                assert "MeshReady" in await plane.events(run)
+                assert "mesh-wait: OK" in " ".join(await plane.log(run, 2))
+                await plane.end(run)
+                await plane.settled(run)
+
+    asyncio.run(story())
+
+
+def test_the_bench_probe_measures_the_link_between_the_ranks_nodes() -> None:
+    async def story() -> None:
+        with KubeServer(nodes=[NodeSpec("node-0"), NodeSpec("node-1")]) as kube:
+            async with control_plane(kube) as plane:
+                run = await plane.deploy(SLEEP, (2, 2, 2), bench=BenchOnStart())
+                seen = await plane.until(
+                    run, lambda d: d.status.bench is not None and d.status.bench.phase.terminal, 90
+                )
+                assert seen.status.bench is not None
+                assert seen.status.bench.phase == "Succeeded", seen.status.bench
+                assert seen.status.bench.on_worker_nodes
+                assert seen.status.bench.result is not None
+                assert (seen.status.bench.result.busbw_gbps_p50 or 0) > 0
+                await plane.end(run)
+                await plane.settled(run)
 
     asyncio.run(story())

@@ -8,6 +8,7 @@ import pytest
 from basilica.core.errors import StaleVersion, StoreUnavailable
 from basilica.core.events import Event
 from basilica.core.phase import Phase
+from basilica.kube.api import ApiError
 from basilica.kube.userdeployment import instance_of
 from basilica.testing.kube import KubeServer
 from basilica.testing.store_contract import a_run
@@ -145,6 +146,32 @@ def test_a_create_while_the_api_server_is_away_changes_nothing() -> None:
                 await here.store.create(a_run())
             assert kube.objects("userdeployments", "u-ann") == []
             await here.store.create(a_run())
+
+    tell(story)
+
+
+def test_a_create_whose_answer_was_lost_has_made_one_run() -> None:
+    async def story(kube: KubeServer) -> None:
+        async with operating(kube, identity="idle") as here:
+            here.stop.set()
+            await here.task
+            real = here.api.create
+
+            async def lossy(path: str, body: dict[str, object]) -> dict[str, object]:
+                made = await real(path, body)
+                if body["kind"] == "UserDeployment":
+                    raise ApiError(0, "Unreachable", "the answer was lost")
+                return made
+
+            here.api.create = lossy  # type: ignore[method-assign]
+            made = await here.store.create(a_run())
+            assert made == await here.store.get("train-1")
+            assert len(kube.objects("userdeployments", "u-ann")) == 1
+            here.api.create = real  # type: ignore[method-assign]
+            kube.fail("create", "userdeployments", status=500)
+            with pytest.raises(StoreUnavailable, match="the test said so"):
+                await here.store.create(a_run("other-1", name="other"))
+            await here.store.create(a_run("other-2", name="other"))
 
     tell(story)
 

@@ -30,7 +30,7 @@ def test_a_thousand_idle_runs_cost_watches_and_the_lease() -> None:
             kube.create(by_hand(f"run-{number}", target=1), "u-ann")
         async with operating(kube, duration=15.0) as here:
             await eventually(lambda: all(phase == "ready" for phase in phases(kube)), every=0.5)
-            await here.store._cluster.mirror.close()
+            await here.store._cluster.mirror.close()  # what it has not written by now it never will
             turned = here.operator.controller.turns if here.operator.controller else 0
             before = kube.requests.copy()
             await asyncio.sleep(IDLE_SECONDS)

@@ -138,6 +138,28 @@ def test_the_operator_is_killed_at_random_and_nothing_is_lost_or_doubled(
     assert len(starts) == len(set(starts)), starts
 
 
+def test_at_rest_nothing_is_asked_but_for_the_lease(here: Installation, api: httpx.Client) -> None:
+    """A run is up, a client waits for it, and nothing happens."""
+    instance = deploy(api, "resting", "sleep 1000")
+    until(api, instance, ready(2))
+    eventually(lambda: here.kube.requests["create", "events"] and is_quiet(here))
+    before = here.kube.requests.copy()
+    version = api.get(f"/deployments/{instance}").json()["version"]
+    api.get(f"/deployments/{instance}/watch", params={"since": version, "wait": 3})
+    asked = here.kube.requests.since(before)
+    assert asked.total == asked["patch", "leases"], asked
+    assert api.post(f"/deployments/{instance}/cancel").status_code == 200
+    until(api, instance, settled)
+
+
+def is_quiet(here: Installation) -> bool:
+    """For half a second nothing but the lease was asked for."""
+    before = here.kube.requests.copy()
+    time.sleep(0.5)
+    asked = here.kube.requests.since(before)
+    return asked.total == asked["patch", "leases"]
+
+
 def test_an_operator_that_is_told_to_stop_gives_its_lease_back(here: Installation) -> None:
     def holder() -> str:
         lease = here.kube.get("leases", NAME)

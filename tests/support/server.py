@@ -53,7 +53,8 @@ def cli_afresh(
 
 
 def clean_environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith(("BASILICA_", "XDG_"))}
+    ours = ("BASILICA_", "XDG_", "COLUMNS", "LINES")  # xdist sets the size of its own terminal
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
 
 
 class Command:

@@ -26,7 +26,7 @@ def main() -> None:
     results = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # the client prints its progress
     listen_to_warnings()
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(ask.get("at_once", AT_ONCE)) as pool:
         tellings = [pool.submit(_tell, name, ask) for name in ask["stories"]]
         for telling in as_completed(tellings):
             print(json.dumps(telling.result()), file=results)

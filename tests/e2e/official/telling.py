@@ -25,7 +25,9 @@ exec python "$script"
 class Telling:
     """A client process that tells stories; answers are read as they come."""
 
-    def __init__(self, version: str, server: LastingServer, stories: Sequence[str], directory: Path) -> None:
+    def __init__(
+        self, version: str, server: LastingServer, stories: Sequence[str], directory: Path, **more: object
+    ) -> None:
         python = interpreter(version)
         doubles = directory / "bin"
         doubles.mkdir()
@@ -41,6 +43,7 @@ class Telling:
             "directory": str(directory),
             "torchrun_path": f"{doubles}:{python.parent}:{os.environ['PATH']}",
             "stories": list(stories),
+            **more,
         }
         with self._log.open("w") as log:
             self._process = subprocess.Popen(

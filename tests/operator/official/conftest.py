@@ -32,7 +32,8 @@ def telling_of_the_cluster(
     ]
     here = Installation(directory / "installation")
     try:
-        telling = Telling(version, cast(LastingServer, here), wanted, directory)
+        # Pods are slower to start than processes: fewer stories at once leave them the time that the client gives.
+        telling = Telling(version, cast(LastingServer, here), wanted, directory, at_once=6)
         yield telling
         telling.close()
     finally:

@@ -31,7 +31,6 @@ from tests.e2e.official.test_plain_deployments import (  # noqa: F401
 from tests.e2e.official.test_refusing import (  # noqa: F401
     test_a_missing_name_is_not_found,
     test_a_request_that_is_too_large_is_refused,
-    test_a_wrong_key_opens_nothing,
     test_bad_requests_are_refused_with_the_field_and_the_problem,
     test_more_ranks_than_a_user_may_have_are_refused,
 )

@@ -1,0 +1,109 @@
+"""The objects of a run: what the API server takes without a word, least rights, and where ranks may run."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from basilica.core.deployment import Owner
+from basilica.core.spec import DeploymentSpec, Exec, Gpus, ProviderFilter, Resources, Shell
+from basilica.core.world import WorldSize
+from basilica.kube.run import RunObjects, Settings
+from basilica.testing.kube import KubeServer
+
+
+def objects(settings: Settings | None = None, **spec: Any) -> RunObjects:
+    wanted = {"program": Shell("echo $RANK"), **spec}
+    return RunObjects(
+        instance="train-0a1b2c3d",
+        namespace="default",
+        spec=DeploymentSpec(name="train", world=WorldSize(2, 4, 8), **wanted),
+        owner=Owner("train", "6e1f"),
+        settings=settings or Settings(image="basilica:1"),
+    )
+
+
+EVERYTHING = objects(
+    Settings(image="basilica:1", queue="gold", checkpoints="shared", image_pull_secrets=("pull",)),
+    secrets={"TOKEN": "hush"},
+    env={"A": "$(B) $C"},
+    workdir="/app",
+    resources=Resources(cpu=1.5, memory_bytes=1 << 30, gpus=Gpus(2, ("H100",), 80)),
+    provider_filter=ProviderFilter(("acme",), ("other",)),
+    topology_spread="region-aware",
+)
+
+
+@pytest.mark.parametrize("run", [objects(), EVERYTHING])
+def test_a_strict_api_server_takes_all_of_it(run: RunObjects) -> None:
+    async def story() -> None:
+        paths = run.paths()
+        made = {
+            **run.surroundings(),
+            "rendezvous_service": run.rendezvous_service(),
+            "job": run.job(4, "10.0.0.1:2379"),
+        }
+        async with httpx.AsyncClient(base_url=kube.url) as client:
+            for name, body in made.items():
+                answer = await client.post(
+                    paths[name].rpartition("/")[0], params={"fieldValidation": "Strict"}, content=json.dumps(body)
+                )
+                assert answer.status_code == 201, (name, answer.text)
+                assert answer.json()["metadata"]["ownerReferences"][0]["uid"] == "6e1f"
+
+    with KubeServer(processes=False) as kube:
+        asyncio.run(story())
+
+
+def pod_of(run: RunObjects) -> dict[str, Any]:
+    found: dict[str, Any] = run.job(4, "10.0.0.1:2379")["spec"]["template"]["spec"]
+    return found
+
+
+def test_containers_have_no_rights() -> None:
+    deployment = objects().surroundings()["rendezvous"]["spec"]["template"]["spec"]
+    for pod in (pod_of(objects()), deployment):
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        [container] = pod["containers"]
+        assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def test_a_command_reaches_the_rank_as_it_stands() -> None:
+    [container] = pod_of(objects(program=Exec(("run", "$(HOME)", "$$"))))["containers"]
+    assert container["command"][-3:] == ["run", "$$(HOME)", "$$$$"]
+
+
+def test_ranks_run_on_nodes_that_have_what_they_need() -> None:
+    pod = pod_of(EVERYTHING)
+    required = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    keys = [[rule["key"] for rule in term["matchExpressions"]] for term in required["nodeSelectorTerms"]]
+    provider = "basilica.dev/provider"
+    assert keys == [
+        ["basilica.dev/gpu-model", provider, provider, "nvidia.com/gpu.memory"],
+        ["nvidia.com/gpu.product", provider, provider, "nvidia.com/gpu.memory"],
+    ]
+    assert pod["containers"][0]["resources"]["limits"] == {
+        "cpu": "1500m",
+        "memory": "1073741824",
+        "nvidia.com/gpu": "2",
+    }
+    assert pod["topologySpreadConstraints"][0]["topologyKey"] == "topology.kubernetes.io/region"
+
+
+def test_a_queue_gets_the_gang_suspended() -> None:
+    job = EVERYTHING.job(4, "10.0.0.1:2379")
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gold"
+    assert job["spec"]["suspend"] is True
+    assert "suspend" not in objects().job(4, "10.0.0.1:2379")["spec"]
+
+
+def test_ranks_speak_among_themselves_and_to_their_rendezvous() -> None:
+    run = objects(Settings(image="basilica:1", egress=False))
+    worker = run.surroundings()["worker_policy"]["spec"]
+    assert worker["ingress"] == [{"from": [{"podSelector": {"matchLabels": run.labels("worker")}}]}]
+    named = [rule for rule in worker["egress"] if "to" in rule]
+    assert named == [{"to": [{"podSelector": {"matchLabels": run.labels(role)}} for role in ("worker", "rendezvous")]}]

@@ -1,0 +1,156 @@
+"""From pods to ends: each kind of evidence, alone."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from basilica.core.seen import Ended, SeenRank, Sight
+from basilica.rendezvous.orders import AttemptRecord, Order, load_record
+from basilica.runtimes.kubernetes.parse import Gang, NodeFacts, PodFacts, container_end, pod_facts
+
+NOW = 1000.0
+ORDER = {0: Order(attempt=0, run=True, world=1)}
+RUNNING = AttemptRecord(pod="u1", node="node-0", claimed_at=900.0, started_at=901.0)
+
+
+def pod(
+    state: dict[str, Any] | None = None, *, node: str = "node-0", index: str = "0", **status: Any
+) -> dict[str, Any]:
+    containers = [] if state is None else [{"name": "rank", "state": state}]
+    return {
+        "metadata": {
+            "name": "train-0-x",
+            "uid": "u1",
+            "creationTimestamp": "2024-01-01T00:00:00Z",
+            "annotations": {"batch.kubernetes.io/job-completion-index": index},
+        },
+        "spec": {"nodeName": node} if node else {},
+        "status": {"phase": "Running", "containerStatuses": containers, **status},
+    }
+
+
+def facts(*args: Any, **more: Any) -> PodFacts:
+    found = pod_facts(pod(*args, **more), "held")
+    assert found is not None
+    return found
+
+
+def terminated(code: int, reason: str = "Error", message: str = "") -> dict[str, Any]:
+    return {
+        "terminated": {"exitCode": code, "reason": reason, "message": message, "finishedAt": "1970-01-01T00:16:00Z"}
+    }
+
+
+def look(pods: list[PodFacts], records: dict[tuple[int, int], AttemptRecord] | None = None, **more: Any) -> SeenRank:
+    [seen] = Gang(orders=ORDER, records=records or {}, pods=pods, nodes=more.pop("nodes", {}), **more).see(NOW)
+    return seen
+
+
+DISRUPTED = [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]
+
+
+@pytest.mark.parametrize(
+    ("found", "code", "reason", "by_platform"),
+    [
+        (facts(terminated(1)), 1, "Error", False),
+        (facts(terminated(137, "OOMKilled")), 137, "OOMKilled", False),
+        (facts(terminated(1, "OOMKilled")), 1, "OOMKilled", False),
+        (facts(terminated(137)), 137, "SIGKILL", False),
+        (facts(terminated(0, "Completed")), 0, "Completed", False),
+        (facts(terminated(143), conditions=DISRUPTED), 143, "Evicted", True),
+        (facts(terminated(137), phase="Failed", reason="Evicted"), 137, "Evicted", True),
+        (replace(facts(terminated(143)), deleting=True), 143, "Terminated", True),
+        (facts(terminated(137, "ContainerStatusUnknown")), None, "Unknown", True),
+        (facts(None, phase="Failed"), None, "Unknown", True),
+    ],
+)
+def test_what_a_container_tells(found: PodFacts, code: int | None, reason: str, by_platform: bool) -> None:
+    ended = container_end(found, NOW)
+    assert (ended.exit_code, ended.reason, ended.by_platform) == (code, reason, by_platform)
+    seen = look([found], {(0, 0): RUNNING})
+    assert seen.sight is Sight.ENDED
+    assert seen.ended == ended
+
+
+def test_the_record_goes_before_the_container() -> None:
+    own = Ended(exit_code=3, reason="Error", finished_at=950.0)
+    assert look([facts(terminated(137, "OOMKilled"))], {(0, 0): replace(RUNNING, ended=own)}).ended == own
+
+
+def test_the_termination_message_stands_for_a_record_that_was_lost() -> None:
+    own = Ended(exit_code=3, reason="Error", finished_at=950.0, log_tail=("it broke",))
+    message = f'{{"basilica": 0, "record": {replace(RUNNING, ended=own).dump()}}}'
+    found = facts(terminated(3, "Error", message))
+    assert look([found], {(0, 0): RUNNING}).ended == own
+    assert look([found]).ended == own
+
+
+@pytest.mark.parametrize(
+    "message", ['{"basilica": 0', '{"basilica": 0, "record": 1}', '{"basilica": "x", "record": {}}', "{}"]
+)
+def test_a_message_of_somebody_else_is_its_last_words(message: str) -> None:
+    ended = look([facts(terminated(1, "Error", message))], {(0, 0): RUNNING}).ended
+    assert ended is not None
+    assert (ended.exit_code, ended.log_tail) == (1, (message,))
+
+
+def test_the_platform_says_why_it_ended_a_rank() -> None:
+    own = Ended(exit_code=143, reason="Terminated", finished_at=950.0, by_platform=True)
+    found = facts(terminated(143), conditions=[{**DISRUPTED[0], "reason": "PreemptionByScheduler"}])
+    ended = look([found], {(0, 0): replace(RUNNING, ended=own)}).ended
+    assert ended == replace(own, reason="Preempted")
+
+
+def test_a_silent_node_is_unknown_and_then_lost() -> None:
+    up = facts({"running": {}})
+    unsure = look([up], {(0, 0): RUNNING}, nodes={"node-0": NodeFacts(unready_since=NOW - 10)}, lost_after=30.0)
+    assert unsure.sight is Sight.UNKNOWN
+    lost = look([up], {(0, 0): RUNNING}, nodes={"node-0": NodeFacts(unready_since=NOW - 30)}, lost_after=30.0)
+    assert lost.ended is not None
+    assert (lost.ended.reason, lost.ended.by_platform) == ("NodeLost", True)
+
+
+def test_a_pod_that_no_look_has_shown_yet_is_no_lost_one() -> None:
+    assert look([], {(0, 0): RUNNING}).sight is Sight.UNKNOWN
+    gone = look([], {(0, 0): RUNNING}, gone={"u1"})
+    assert gone.ended is not None
+    assert gone.ended.by_platform
+
+
+@pytest.mark.parametrize(
+    ("pods", "sight", "note"),
+    [
+        ([], Sight.QUEUED, "waiting for a pod"),
+        ([facts(None, node="", phase="Pending")], Sight.QUEUED, "waiting for a node"),
+        (
+            [facts(None, node="", conditions=[{"type": "PodScheduled", "status": "False", "message": "0/3 nodes"}])],
+            Sight.QUEUED,
+            "0/3 nodes",
+        ),
+        ([facts({"waiting": {"reason": "ErrImagePull", "message": "no"}})], Sight.STARTING, "ErrImagePull: no"),
+        ([facts({"running": {}})], Sight.STARTING, ""),
+    ],
+)
+def test_an_attempt_that_nobody_has_yet_says_what_it_waits_for(pods: list[PodFacts], sight: Sight, note: str) -> None:
+    seen = look(pods)
+    assert (seen.sight, seen.note) == (sight, note)
+
+
+def test_a_container_that_never_began_is_a_start_error() -> None:
+    ended = look([facts(terminated(1, "Error", "No module named basilica"))]).ended
+    assert ended is not None
+    assert "No module named basilica" in str(ended.start_error)
+    assert look([facts(terminated(1), conditions=DISRUPTED)]).sight is Sight.QUEUED, "an eviction says nothing of it"
+
+
+def test_a_pod_without_an_index_is_no_rank() -> None:
+    assert pod_facts(pod(index=""), "held") is None
+
+
+def test_records_of_other_versions_are_read_as_far_as_they_are_understood() -> None:
+    newer = json.loads(RUNNING.dump()) | {"something": "new"}
+    assert load_record(json.dumps(newer)) == RUNNING
+    assert load_record("not JSON") is None
+    assert load_record('{"pod": 3}') is None
