@@ -14,72 +14,48 @@ changes nothing: the rank goes on, and what has happened is told when it answers
 import asyncio
 import base64
 import contextlib
+import json
 import os
 import signal
 import sys
 import tempfile
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from basilica import mesh
 from basilica.core.commands import expanded
+from basilica.core.reports import Report
 from basilica.core.seen import Ended
 from basilica.entrypoint import CANNOT_EXECUTE, ENDING, FORWARDED, NOT_FOUND, Rank, reap_all
-from basilica.rendezvous.client import KeysClient
+from basilica.rank_output import Output
 from basilica.rendezvous.exchange import NoAnswer
-from basilica.rendezvous.orders import RESULTS, AttemptRecord, Order, attempt_key, load_order, load_record, order_key
+from basilica.rendezvous.orders import (
+    REPORTS,
+    RESULTS,
+    AttemptRecord,
+    Order,
+    attempt_key,
+    load_order,
+    load_record,
+    order_key,
+)
+from basilica.rendezvous.persisting import opened, tries
+from basilica.reporting import FILE_ENV as REPORT_FILE
+from basilica.runtimes.local.layout import Key, Layout
+from basilica.runtimes.local.report_files import read_reports
 from basilica.runtimes.local.tracebacks import read_traceback
 
 TERMINATED = 128 + signal.SIGTERM
 MEMORY_EVENTS = "/sys/fs/cgroup/memory.events"
 TERMINATION_LOG = "/dev/termination-log"
 MESSAGE_BYTES_MAX = 2000  # a message is cut at 4096 bytes, and some runtimes keep half of it
-LINES_KEPT, LINE_CHARS_MAX, TRACEBACK_CHARS_MAX = 20, 500, 4000
+TRACEBACK_CHARS_MAX = 4000
 RESULT_BYTES_MAX = 512 << 10
 RECORDS_KEPT = 4
 TELL_WITHIN_S = 10.0
-AGAIN_FIRST_S, AGAIN_MAX_S = 0.05, 1.0
-
-
-class Output:
-    """What the rank writes, passed on to our own output; the last lines are remembered."""
-
-    def __init__(self) -> None:
-        self._reading, self.writing = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(self._reading, False)
-        self._lines: deque[bytes] = deque(maxlen=LINES_KEPT)
-        self._rest = b""
-        asyncio.get_running_loop().add_reader(self._reading, self._pass_on)
-
-    def started(self) -> None:
-        """The rank has its end of the pipe."""
-        os.close(self.writing)
-
-    def _pass_on(self) -> bool:
-        try:
-            piece = os.read(self._reading, 1 << 16)
-        except BlockingIOError:
-            return False
-        if not piece:
-            asyncio.get_running_loop().remove_reader(self._reading)
-            return False
-        _write_all(piece)
-        *lines, self._rest = (self._rest + piece).split(b"\n")
-        self._lines.extend(line[: 4 * LINE_CHARS_MAX] for line in lines)
-        self._rest = self._rest[-(1 << 16) :]
-        return True
-
-    def finish(self) -> tuple[str, ...]:
-        """The last lines, once the rank has ended; what it left behind may hold the pipe open and is not waited for."""
-        while self._pass_on():
-            pass
-        asyncio.get_running_loop().remove_reader(self._reading)
-        os.close(self._reading)
-        last = [*self._lines, *([self._rest] if self._rest else [])][-LINES_KEPT:]
-        return tuple(line.decode(errors="replace")[:LINE_CHARS_MAX] for line in last)
+REPORT_EVERY_S = 1.0
 
 
 class Driven:
@@ -91,6 +67,10 @@ class Driven:
         self._pod, self._node = environment.get("BASILICA_POD_UID", ""), environment.get("NODE_NAME", "")
         self._endpoint = environment["BASILICA_RDZV_ENDPOINT"]
         self._memory_events = environment.get("BASILICA_MEMORY_EVENTS", MEMORY_EVENTS)
+        self._instance = environment.get("BASILICA_DEPLOYMENT", "run")
+        self._layout = Layout(scratch)
+        os.makedirs(self._layout.reports(self._instance), exist_ok=True)
+        self._reported: Report | None = None
         self._order: Order | None = None
         self._ending = False  # the platform told us to end
         self._process: Rank | None = None
@@ -174,8 +154,8 @@ class Driven:
     async def _claim(self, attempt: int) -> bool:
         """Whether this attempt is ours. It may have been stopped already, or belong to another pod of the rank."""
         record = AttemptRecord(pod=self._pod, node=self._node, claimed_at=time.time())
-        async with _keys(self._endpoint) as keys:
-            async for _ in _attempts():
+        async with opened(self._endpoint) as keys:
+            async for _ in tries():
                 if self._is_to_end(attempt):
                     return False
                 with contextlib.suppress(NoAnswer):
@@ -223,8 +203,11 @@ class Driven:
             return _start_error(command[0], error)
         output.started()
         self._record(order.attempt, started_at=rank.started_at)
+        reports = asyncio.create_task(self._pass_on_reports())
         stopped, by_platform = await self._until_it_ends(order.attempt, rank)
         self._process = None
+        reports.cancel()
+        self._tell_report()
         assert rank.code is not None
         exit_code = rank.code if rank.code >= 0 else 128 - rank.code
         killer = signal.Signals(-rank.code).name if rank.code < 0 else None
@@ -274,6 +257,7 @@ class Driven:
             "BASILICA_WORLD_TARGET": world,
             "BASILICA_ATTEMPT": str(order.attempt),
             "BASILICA_RESULT_FILE": str(self._scratch / "result"),
+            REPORT_FILE: self._layout.report(Key(self._instance, self._rank, order.attempt)),
             "TORCHELASTIC_ERROR_FILE": str(self._scratch / "error"),
         }
 
@@ -307,6 +291,18 @@ class Driven:
             else:
                 print(f"basilica: a result of more than {RESULT_BYTES_MAX} bytes is not kept", file=sys.stderr)
 
+    async def _pass_on_reports(self) -> None:
+        while True:
+            await asyncio.sleep(REPORT_EVERY_S)
+            self._tell_report()
+
+    def _tell_report(self) -> None:
+        """The last report of the rank, if it is new."""
+        found = read_reports(self._layout, self._instance).get(self._rank)
+        if found is not None and found != self._reported:
+            self._reported = found
+            self._say(f"{REPORTS}/{self._rank}", json.dumps(asdict(found)))
+
     def _leave_message(self, attempt: int) -> None:
         """For whoever finds the container and no keyspace. Lines are left out until it fits."""
         record = self._records[attempt]
@@ -322,8 +318,8 @@ class Driven:
 
     async def _tell(self) -> None:
         """Write what is new to the keyspace, as often as it takes."""
-        async with _keys(self._endpoint) as keys:
-            async for again in _attempts():
+        async with opened(self._endpoint) as keys:
+            async for again in tries():
                 try:
                     while self._untold:
                         key, value = next(iter(self._untold.items()))
@@ -349,8 +345,8 @@ class Driven:
     async def _follow_orders(self) -> None:
         """Whatever was forgotten by a keyspace that was lost is told again, before anybody asks."""
         key = order_key(self._rank)
-        async with _keys(self._endpoint) as keys:
-            async for again in _attempts():
+        async with opened(self._endpoint) as keys:
+            async for again in tries():
                 with contextlib.suppress(NoAnswer):
                     found = await keys.get(key)
                     if found.index == 0:
@@ -379,38 +375,6 @@ def _start_error(program: str, error: OSError) -> Ended:
     print(f"basilica: {sentence}", file=sys.stderr, flush=True)
     code = NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_EXECUTE
     return Ended(exit_code=code, reason="StartError", finished_at=time.time(), start_error=sentence)
-
-
-def _write_all(piece: bytes) -> None:
-    with contextlib.suppress(OSError):
-        while piece:
-            piece = piece[os.write(sys.stdout.fileno(), piece) :]
-
-
-class _Again:
-    at_once = False
-
-
-async def _attempts() -> AsyncIterator[_Again]:
-    """For ever, with growing pauses; after one that says so, at once."""
-    pause = AGAIN_FIRST_S
-    while True:
-        again = _Again()
-        yield again
-        if again.at_once:
-            pause = AGAIN_FIRST_S
-        else:
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, AGAIN_MAX_S)
-
-
-@contextlib.asynccontextmanager
-async def _keys(endpoint: str) -> AsyncIterator[KeysClient]:
-    keys = KeysClient(endpoint)
-    try:
-        yield keys
-    finally:
-        await keys.close()
 
 
 def main(command: Sequence[str]) -> int:

@@ -74,7 +74,7 @@ def test_a_server_that_is_killed_comes_back_and_no_line_is_lost(browser: Browser
             overview.goto(f"{first.url}/#/")
             expect(overview.get_by_role("link", name="steady", exact=True)).to_be_visible()
             page.goto(f"{first.url}/#/run/steady/logs?rank=1")
-            expect(page.locator(".line").first).to_contain_text("rank 1 says 0")
+            expect(page.locator(".line").first).to_contain_text("rank 1 says ")
             first.signal(signal.SIGKILL)
             first.wait()
             expect(page.locator("#lost")).to_contain_text("Connection lost")
@@ -86,7 +86,7 @@ def test_a_server_that_is_killed_comes_back_and_no_line_is_lost(browser: Browser
                 expect(overview.locator("#link-state")).to_have_text("Live", timeout=30_000)
                 before = int(re.sub(r"\D", "", page.locator(".log-tools > :last-child").inner_text()))
                 expect(page.locator(".log-tools > :last-child")).to_have_text(
-                    re.compile(r"^\d{3} lines"), timeout=30_000
+                    re.compile(r"^\d{3,} lines"), timeout=30_000
                 )
                 page.get_by_role("button", name="Pause").click()
                 page.locator(".log").evaluate("box => box.scrollTop = 0")

@@ -17,7 +17,7 @@ from basilica.kube.userdeployment import API_VERSION, GROUP, INSTANCE_LABEL, KIN
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
 ROLE = f"{GROUP}/role"
-WORKER, RENDEZVOUS = "worker", "rendezvous"
+WORKER, RENDEZVOUS, BENCH = "worker", "rendezvous", "bench"
 POD_FINALIZER = f"{GROUP}/exit"  # held until the exit of the rank in the pod is recorded
 PROVIDER, REGION, GPU_MODEL = f"{GROUP}/provider", "topology.kubernetes.io/region", f"{GROUP}/gpu-model"
 GPU_PRODUCT, GPU_MEMORY, GPUS = "nvidia.com/gpu.product", "nvidia.com/gpu.memory", "nvidia.com/gpu"
@@ -77,6 +77,10 @@ class RunObjects:
         return f"{self.instance}-rdzv"
 
     @property
+    def bench(self) -> str:
+        return f"{self.instance}-bench"
+
+    @property
     def secret(self) -> str:
         return f"{self.instance}-env"
 
@@ -93,6 +97,7 @@ class RunObjects:
             "rendezvous": f"/apis/apps/v1/namespaces/{self.namespace}/deployments/{self.rendezvous}",
             "rendezvous_service": f"{core}/services/{self.rendezvous}",
             "job": f"/apis/batch/v1/namespaces/{self.namespace}/jobs/{name}",
+            "bench": f"/apis/batch/v1/namespaces/{self.namespace}/jobs/{self.bench}",
         }
 
     def labels(self, role: str) -> dict[str, str]:
@@ -202,7 +207,7 @@ class RunObjects:
         return self._policy(WORKER, self.instance, {"ingress": [{"from": [peers]}], "egress": egress})
 
     def _rendezvous_policy(self) -> Json:
-        workers = {"podSelector": {"matchLabels": self.labels(WORKER)}}
+        workers = {"podSelector": {"matchLabels": {MANAGED_BY: "basilica", INSTANCE_LABEL: self.instance}}}
         control = {"matchLabels": {"kubernetes.io/metadata.name": self.settings.control_namespace}}
         allowed: Json = {"from": [workers, {"namespaceSelector": control}]}
         allowed["ports"] = [{"port": RENDEZVOUS_PORT, "protocol": "TCP"}]
@@ -230,6 +235,45 @@ class RunObjects:
                 owner=self._owner_reference(),
                 job=job,
                 pod=self._worker_pod(),
+            )
+        )
+
+    def bench_job(self, nodes: Sequence[str], endpoint: str, *, strict: bool) -> Json:
+        """Two probes that meet through the run's rendezvous, on the nodes of its ranks, without a GPU or a retry."""
+        at_home = {"matchExpressions": [{"key": HOSTNAME, "operator": "In", "values": list(nodes)}]}
+        affinity: Json = {
+            "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [at_home]}}
+            if strict
+            else {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "preference": at_home}]}
+        }
+        if len(nodes) > 1:
+            apart = {"labelSelector": {"matchLabels": self.labels(BENCH)}, "topologyKey": HOSTNAME}
+            wish = [{"weight": 100, "podAffinityTerm": apart}]
+            affinity["podAntiAffinity"] = {"preferredDuringSchedulingIgnoredDuringExecution": wish}
+        probe = (
+            f"exec python -m basilica.bench.probe --rank $BENCH_RANK --rendezvous {endpoint} --key {self.instance} "
+            "--out ${BASILICA_TERMINATION_LOG:-/dev/termination-log}"
+        )
+        container = Container(
+            name=WORKER_CONTAINER,
+            image=self.settings.image,
+            command=["/bin/sh", "-c", literal(probe)],
+            env={"OMP_NUM_THREADS": "1"},
+            rank_env="BENCH_RANK",
+            fields={"NODE_NAME": "spec.nodeName"},
+            requests={"cpu": "100m", "memory": "256Mi"},
+            more={"securityContext": _CONTAINER_SECURITY},
+        )
+        return indexed_job(
+            Gang(
+                name=self.bench,
+                namespace=self.namespace,
+                size=2,
+                container=container,
+                labels=self.labels(BENCH),
+                owner=self._owner_reference(),
+                job={"backoffLimit": 0},
+                pod={**self._pod(), "affinity": affinity},
             )
         )
 

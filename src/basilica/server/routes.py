@@ -83,7 +83,7 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
         return Response(body, media_type=JSON)
 
     @router.delete("/deployments/{name}", response_model=out.Deleted)
-    async def delete_deployment(request: Request, name: str, wait: WaitSeconds = 1.0) -> Response:
+    async def delete_deployment(request: Request, name: str, wait: WaitSeconds = 2.0) -> Response:
         """End the run and remove its record. State `Terminating`: ranks are still using their grace period."""
         deployment = await plane.delete(_user(request), name)
         gone = await wait_until_removed(plane.store, deployment, wait, closing)

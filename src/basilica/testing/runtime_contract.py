@@ -313,8 +313,9 @@ class RuntimeContract:
     async def test_a_stopped_rank_may_end_in_order(self, world: World) -> None:
         run = world.run("trap 'echo saved; exit 5' TERM; echo up; while :; do sleep 0.05; done")
         await world.launch(run, 0)
+        seen = await world.running(run)
         await world.written_to_log(run, "up")
-        await world.stop(run, await world.running(run))
+        await world.stop(run, seen)
         ended = await world.ended(run)
         assert (ended.exit_code, ended.reason, ended.stopped) == (5, "Cancelled", True)
         assert ended.log_tail[-1] == "saved"
@@ -323,8 +324,9 @@ class RuntimeContract:
     async def test_one_that_does_not_end_is_killed_when_its_grace_is_over(self, world: World) -> None:
         run = world.run(f"trap '' TERM; echo x >{world.files}/up; while :; do sleep 0.05; done")
         await world.launch(run, 0)
+        seen = await world.running(run)
         await world.written("up", "x\n")
-        await world.stop(run, await world.running(run), grace=0.3)
+        await world.stop(run, seen, grace=0.3)
         ended = await world.ended(run)
         assert (ended.exit_code, ended.signal, ended.stopped) == (137, "SIGKILL", True)
 
@@ -332,8 +334,8 @@ class RuntimeContract:
     async def test_a_later_stop_may_shorten_the_grace(self, world: World) -> None:
         run = world.run(f"trap '' TERM; echo x >{world.files}/up; while :; do sleep 0.05; done")
         await world.launch(run, 0)
-        await world.written("up", "x\n")
         seen = await world.running(run)
+        await world.written("up", "x\n")
         await world.stop(run, seen, grace=1000.0)
         await world.stop(run, seen, grace=0.0)
         assert (await world.ended(run)).signal == "SIGKILL"
@@ -404,6 +406,7 @@ class RuntimeContract:
     async def test_a_log_is_followed_and_gone_on_with(self, world: World) -> None:
         run = world.run(f"echo one; while [ ! -e {world.files}/go ]; do sleep 0.02; done; echo two; {FOR_EVER}")
         await world.launch(run, 0)
+        await world.running(run)
         cursor: str | None = None
         lines: list[str] = []
         async with aclosing(world.runtime.follow(run, 0, None)) as following:

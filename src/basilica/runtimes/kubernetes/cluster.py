@@ -4,7 +4,7 @@ import asyncio
 import base64
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ from basilica.core.errors import RuntimeUnavailable
 from basilica.kube.api import ApiError, KubeApi
 from basilica.kube.informer import Informer
 from basilica.kube.run import (
+    BENCH,
     MANAGED_BY,
     POD_FINALIZER,
     RENDEZVOUS,
@@ -40,13 +41,15 @@ class Cluster:
     def __init__(self, api: KubeApi, settings: Settings, changed: Callable[[str], None]) -> None:
         self._api, self._settings, self._changed = api, settings, changed
         ours = f"{MANAGED_BY}=basilica,{ROLE}"
-        self._pods = Informer(api, "/api/v1/pods", label_selector=f"{ours}={WORKER}", on_change=self._pod_changed)
-        self._jobs = Informer(api, "/apis/batch/v1/jobs", label_selector=f"{ours}={WORKER}", on_change=self._changed_of)
+        gangs = f"{ours} in ({WORKER},{BENCH})"
+        self._pods = Informer(api, "/api/v1/pods", label_selector=gangs, on_change=self._pod_changed)
+        self._jobs = Informer(api, "/apis/batch/v1/jobs", label_selector=gangs, on_change=self._changed_of)
         self._services = Informer(
             api, "/api/v1/services", label_selector=f"{ours}={RENDEZVOUS}", on_change=self._changed_of
         )
         self._nodes = Informer(api, "/api/v1/nodes", on_change=self._node_changed)
         self._facts: dict[str, dict[str, PodFacts]] = {}  # by instance, then uid
+        self._probes: dict[str, dict[str, PodFacts]] = {}
         self._gone: dict[str, set[str]] = {}
         self._unseen: dict[str, float] = {}  # uids that a record names and no look has shown, since when
         self._held: set[str] = set()  # uids of deleted pods that are let go of after a while, whatever happens
@@ -93,6 +96,10 @@ class Cluster:
     def job(self, run: Run) -> Json | None:
         return self._jobs.get(run.namespace, run.instance)
 
+    def bench(self, run: Run) -> tuple[Json | None, Collection[PodFacts]]:
+        """The Job of the bench probe, if there is one, and its pods."""
+        return self._jobs.get(run.namespace, self.objects(run).bench), self._probes.get(run.instance, {}).values()
+
     def endpoint(self, run: Run) -> str | None:
         """Where the run's rendezvous is; None if it has none."""
         service = self._services.get(run.namespace, self.objects(run).rendezvous)
@@ -116,16 +123,17 @@ class Cluster:
 
     def _pod_changed(self, pod: Json) -> None:
         metadata = pod["metadata"]
-        instance = (metadata.get("labels") or {}).get(INSTANCE_LABEL, "")
+        labels = metadata.get("labels") or {}
+        instance = labels.get(INSTANCE_LABEL, "")
         facts = pod_facts(pod, POD_FINALIZER)
-        known = self._facts.setdefault(instance, {})
+        known = (self._probes if labels.get(ROLE) == BENCH else self._facts).setdefault(instance, {})
         if facts is not None and self._pods.get(metadata["namespace"], metadata["name"]) is not None:
             known[facts.uid] = facts
         else:
             known.pop(metadata["uid"], None)
             self._gone.setdefault(instance, set()).add(metadata["uid"])
         if not known:
-            self._facts.pop(instance, None)
+            (self._probes if labels.get(ROLE) == BENCH else self._facts).pop(instance, None)
         if facts is not None and facts.deleting and facts.held and facts.uid not in self._held:
             self._held.add(facts.uid)
             loop = asyncio.get_running_loop()
@@ -155,7 +163,7 @@ class Cluster:
             after = None
             self.nodes.pop(name, None)
         else:
-            after = self.nodes[name] = node_facts(node)
+            after = self.nodes[name] = node_facts(node, before, time.time())
         if before == after:
             return
         for instance, pods in self._facts.items():
@@ -233,6 +241,15 @@ class Cluster:
             body = {"spec": {"activeDeadlineSeconds": CLOSING_DEADLINE_S}}
             self._jobs.learn(await self._api.merge_patch(path, body))
 
+    async def make_bench(self, run: Run, nodes: Sequence[str], endpoint: str, *, strict: bool) -> None:
+        objects = self.objects(run)
+        with refusals(f"cannot start the bench probe of {run.instance}"):
+            await self._create_job(objects.bench_job(nodes, endpoint, strict=strict), objects.paths()["bench"])
+
+    async def end_bench(self, run: Run) -> None:
+        with refusals(f"cannot end the bench probe of {run.instance}"):
+            await self._api.delete(self.objects(run).paths()["bench"])
+
     async def end_rendezvous(self, run: Run) -> None:
         paths = self.objects(run).paths()
         with refusals(f"cannot end the rendezvous of {run.instance}"):
@@ -298,17 +315,6 @@ async def release_pod(api: KubeApi, path: str, uid: str, known: Json | None = No
                 return
             if error.status != 409:
                 raise
-
-
-async def release_all(api: KubeApi) -> int:
-    """Let go of every pod of every run, for good: what `basilica operator --release` does. How many there were."""
-    held, _ = await api.list("/api/v1/pods", label_selector=f"{MANAGED_BY}=basilica,{ROLE}={WORKER}")
-    held = [pod for pod in held if POD_FINALIZER in (pod["metadata"].get("finalizers") or ())]
-    for pod in held:
-        metadata = pod["metadata"]
-        path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
-        await release_pod(api, path, metadata["uid"], pod)
-    return len(held)
 
 
 @contextmanager

@@ -100,7 +100,8 @@ class RunKeys:
     def _take_in(self, key: str | None) -> None:
         values = self._mirror.values
         if key is None:
-            self._orders, self.records = orders_in(values), records_in(values)
+            self._orders = orders_in(values)
+            self.records |= records_in(values)  # one that a lost keyspace has forgotten is true all the same
             self._silent_since = time.monotonic()
             if self._mirror.fresh and self._pending:
                 self._tasks.append(asyncio.create_task(self._write_pending()))

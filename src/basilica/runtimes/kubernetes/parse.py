@@ -58,10 +58,15 @@ class PodFacts:
         """Its container will not run any more."""
         return self.state == "terminated" or self.phase in ("Succeeded", "Failed")
 
+    @property
+    def deletable(self) -> bool:
+        """It has begun, and for Kubernetes it is not over yet: a Job that wants it no more deletes it with its log."""
+        return self.state in ("running", "terminated") and self.phase not in ("Succeeded", "Failed")
+
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """`unready_since` is None while the node answers."""
+    """`unready_since`: when we noticed that the node does not answer; None while it does."""
 
     provider: str | None = None
     region: str | None = None
@@ -99,13 +104,14 @@ def pod_facts(pod: Json, finalizer: str) -> PodFacts | None:
     )
 
 
-def node_facts(node: Json) -> NodeFacts:
+def node_facts(node: Json, before: NodeFacts | None, now: float) -> NodeFacts:
+    """`now` is by our own clock: since when a node is silent must not depend on that of another machine."""
     labels = node["metadata"].get("labels") or {}
     conditions = (node.get("status") or {}).get("conditions") or ()
     ready = next((each for each in conditions if each["type"] == "Ready"), None)
     unready = ready is not None and ready["status"] != "True"
-    since = moment(ready.get("lastTransitionTime")) if unready and ready is not None else None
-    return NodeFacts(labels.get(PROVIDER), labels.get(REGION), since)
+    noticed = before.unready_since if before is not None and before.unready_since is not None else now
+    return NodeFacts(labels.get(PROVIDER), labels.get(REGION), noticed if unready else None)
 
 
 def moment(text: Any) -> float:

@@ -10,7 +10,6 @@ from typing import Any
 from basilica.core.actions import Launch, Probe, Stop
 from basilica.core.errors import Conflict, RuntimeUnavailable, ValidationError
 from basilica.core.mesh import Announcement, Pair, SeenMesh
-from basilica.core.phase import BenchPhase
 from basilica.core.reports import Report, Series, SeriesQuery
 from basilica.core.seen import Ended, SeenBench, SeenRank, Sight, Sighting
 from basilica.core.spec import Wanted
@@ -19,6 +18,7 @@ from basilica.kube.run import Settings
 from basilica.ports import Exited, InUse, LogChunk, Output, Run, StoredArchive
 from basilica.rendezvous.orders import Order
 from basilica.runtimes.kubernetes import logs
+from basilica.runtimes.kubernetes.bench import see_bench
 from basilica.runtimes.kubernetes.cluster import Cluster
 from basilica.runtimes.kubernetes.keyspace import NOT_STARTED, RunKeys
 from basilica.runtimes.kubernetes.parse import Gang, PodFacts
@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 MESH_LIMIT_S = 30.0
 LEAVE_WITHIN_S = 5.0
+READ_WITHIN_S, READ_FOR_S = 2.0, 60.0
 RESULTS_BYTES_MAX = 700 << 10  # of all ranks together: they are kept in one object
 
 
@@ -56,6 +57,7 @@ class KubernetesRuntime:
         self._readers: dict[str, set[asyncio.Event]] = {}
         self._wakes: Wakes | None = None
         self._alarms: dict[str, asyncio.TimerHandle] = {}
+        self._driven: set[str] = set()  # runs that a controller looks at here
         self._tasks: set[asyncio.Task[object]] = set()
 
     # ------------------------------------------------------------------------------------------------ begin and end
@@ -103,6 +105,7 @@ class KubernetesRuntime:
 
     async def observe(self, run: Run) -> Sighting:
         self._check()
+        self._driven.add(run.instance)
         keys = await self._keys_of(run)
         gang = self._gang(run, keys)
         if keys is not None and not keys.known and any(_is_unaccounted(pod, keys) for pod in gang.pods):
@@ -115,7 +118,7 @@ class KubernetesRuntime:
         self._look_again_at(run, min((at for at in (gang.lost_at(), due) if at is not None), default=None), now)
         return Sighting(
             ranks=ranks,
-            bench=None if run.spec.bench is None else self._bench(),
+            bench=None if run.spec.bench is None else self._bench(run),
             rendezvous=None if keys is None else keys.seen(),
             mesh=None if keys is None else self._mesh(run, gang, keys),
             warnings=self._tidying.warnings(run.instance),
@@ -257,7 +260,7 @@ class KubernetesRuntime:
         changed = self._listen(run.instance)
         try:
             async with asyncio.timeout(LEAVE_WITHIN_S):
-                while any(pod.state == "running" for pod in self._cluster.pods(run.instance)):
+                while any(pod.deletable for pod in self._cluster.pods(run.instance)):
                     await changed.wait()
                     changed.clear()
         except TimeoutError:
@@ -272,6 +275,7 @@ class KubernetesRuntime:
             await keys.close()
         await self._cluster.remove(run)
         self._buried.pop(run.instance, None)
+        self._driven.discard(run.instance)
         self._tidying.forget(run.instance)
         if self._wakes is not None:
             self._wakes.forget(run.instance)
@@ -308,9 +312,35 @@ class KubernetesRuntime:
 
     # ------------------------------------------------------------------------------------------- reports and results
 
+    async def _keys_to_read(self, run: Run) -> RunKeys | None:
+        """The keyspace, for who only reads: let go of a while after the last question, unless the run is driven here."""
+        keys = await self._keys_of(run)
+        if keys is None:
+            return None
+        loop = asyncio.get_running_loop()
+        if run.instance not in self._alarms and run.instance not in self._driven:
+            self._alarms[run.instance] = loop.call_later(READ_FOR_S, self._stop_reading, run.instance)
+        changed = self._listen(run.instance)
+        try:
+            async with asyncio.timeout(READ_WITHIN_S):
+                while not keys.known:
+                    await changed.wait()
+                    changed.clear()
+        except TimeoutError:
+            return None
+        finally:
+            self._unlisten(run.instance, changed)
+        return keys
+
+    def _stop_reading(self, instance: str) -> None:
+        self._alarms.pop(instance, None)
+        keys = self._keys.pop(instance, None) if instance not in self._driven else None
+        if keys is not None:
+            self._spawn(instance, keys.close())
+
     async def reports(self, run: Run) -> dict[int, Report]:
         """The last of each rank, while the run's rendezvous is up."""
-        keys = self._keys.get(run.instance)
+        keys = await self._keys_to_read(run)
         found = {} if keys is None else {rank: parse_report(text) for rank, text in keys.reports().items()}
         return {rank: report for rank, report in found.items() if report is not None}
 
@@ -328,21 +358,31 @@ class KubernetesRuntime:
             self._unlisten(run.instance, changed)
 
     async def results(self, run: Run) -> dict[int, bytes]:
-        keys = self._keys.get(run.instance)
-        if keys is not None and keys.known:
+        keys = await self._keys_to_read(run)
+        if keys is not None:
             return keys.results()
         return await self._cluster.kept_results(run)
 
-    # ------------------------------------------------------------------------------------------------- not here yet
+    # -------------------------------------------------------------------------------------------------------- bench
 
     async def probe(self, run: Run, probe: Probe) -> None:
-        """`observe` says that it is skipped."""
+        """On the nodes of the first two ranks."""
+        self._check()
+        keys = await self._keys_of(run)
+        if keys is not None and self._cluster.bench(run)[0] is None:
+            nodes = [pod.node for rank in range(2) for pod in self._pods_of_rank(run, rank)[-1:] if pod.node]
+            strict = probe.placement == "strict"
+            await self._cluster.make_bench(run, list(dict.fromkeys(nodes)), keys.endpoint, strict=strict)
 
     async def end_probe(self, run: Run) -> None:
-        """There is none."""
+        self._check()
+        await self._cluster.end_bench(run)
 
-    def _bench(self) -> SeenBench:
-        return SeenBench(phase=BenchPhase.SKIPPED, message="the bench probe does not run on Kubernetes yet")
+    def _bench(self, run: Run) -> SeenBench | None:
+        job, pods = self._cluster.bench(run)
+        return None if job is None else see_bench(tuple(pods), {pod.node for pod in self._cluster.pods(run.instance)})
+
+    # ------------------------------------------------------------------------------------------------- not here yet
 
     async def execute(self, run: Run, rank: int, argv: Sequence[str]) -> AsyncGenerator[Output | Exited, None]:
         pods = [pod for pod in self._pods_of_rank(run, rank) if pod.state == "running"]

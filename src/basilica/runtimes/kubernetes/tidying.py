@@ -14,9 +14,10 @@ from basilica.core.spec import Wanted
 from basilica.ports import Run
 from basilica.runtimes.kubernetes.cluster import Cluster, is_finished
 from basilica.runtimes.kubernetes.keyspace import RunKeys
-from basilica.runtimes.kubernetes.parse import Gang, PodFacts, moment
+from basilica.runtimes.kubernetes.parse import Gang, PodFacts
 
 GANG_RELEASED = "GangReleased"
+LEAVE_WITHIN_S = 30.0
 Spawn = Callable[[str, Coroutine[Any, Any, object]], None]
 
 
@@ -38,6 +39,8 @@ class Tidying:
         self._cluster, self._patience, self._spawn, self._queue = cluster, patience, spawn, queue
         self._busy: set[str] = set()
         self._resume_at: dict[str, float] = {}
+        self._shrink_since: dict[str, float] = {}
+        self._homeless_since: dict[str, float] = {}
         self._warnings: dict[str, tuple[tuple[str, str], ...]] = {}
 
     def warnings(self, instance: str) -> tuple[tuple[str, str], ...]:
@@ -45,7 +48,8 @@ class Tidying:
 
     def forget(self, instance: str) -> None:
         self._warnings.pop(instance, None)
-        self._resume_at.pop(instance, None)
+        for moments in (self._resume_at, self._shrink_since, self._homeless_since):
+            moments.pop(instance, None)
 
     def tidy(self, run: Run, gang: Gang, ranks: Sequence[SeenRank], keys: RunKeys | None, now: float) -> float | None:
         """Begin what is due, unless something of this run is under way; when to look again, if nothing changes."""
@@ -54,10 +58,12 @@ class Tidying:
             if work is not None:
                 self._busy.add(run.instance)
                 self._spawn(run.instance, self._do(run.instance, work))
-        homeless = [moment(pod.created) for pod in gang.pods if not pod.node and not pod.deleting]
-        placement = min((since + self._patience.placement_seconds for since in homeless), default=None)
-        later = [at for at in (placement, self._resume_at.get(run.instance)) if at is not None and at > now]
-        return min(later, default=None)
+        dues = [self._resume_at.get(run.instance)]
+        if run.instance in self._homeless_since:
+            dues.append(self._homeless_since[run.instance] + self._patience.placement_seconds)
+        if run.instance in self._shrink_since:
+            dues.append(self._shrink_since[run.instance] + LEAVE_WITHIN_S)
+        return min((at for at in dues if at is not None and at > now), default=None)
 
     def _conclude(
         self, gang: Gang, ranks: Sequence[SeenRank], keys: RunKeys | None
@@ -91,7 +97,10 @@ class Tidying:
             return None
         wanted = _wanted_size(run, gang, ranks)
         if int(job["spec"].get("completions") or 0) > wanted:
-            return self._cluster.resize(run, wanted)
+            since = self._shrink_since.setdefault(run.instance, now)
+            leaving = any(pod.rank >= wanted and pod.deletable for pod in gang.pods)
+            return None if leaving and now - since < LEAVE_WITHIN_S else self._cluster.resize(run, wanted)
+        self._shrink_since.pop(run.instance, None)
         return None if self._queue is not None else self._place(run, gang, job, now)
 
     async def _let_go(self, run: Run, pods: Sequence[PodFacts]) -> None:
@@ -109,9 +118,11 @@ class Tidying:
         began = any(record.started_at is not None for record in gang.records.values())
         placed = len(living) - len(homeless)
         if began or placed == 0 or placed >= run.spec.world.min or not homeless:
+            self._homeless_since.pop(run.instance, None)
             return None
-        if now - min(moment(pod.created) for pod in homeless) < self._patience.placement_seconds:
+        if now - self._homeless_since.setdefault(run.instance, now) < self._patience.placement_seconds:
             return None
+        del self._homeless_since[run.instance]
         told = (
             f"only {placed} of the {run.spec.world.min} ranks that are needed found a node within "
             f"{self._patience.placement_seconds:g} s ({homeless[0].unschedulable or 'no node'}): it lets go of them "

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from basilica.core.errors import Conflict, NameInUse, ValidationError
 from basilica.core.events import Event
 from basilica.core.spec import DeploymentSpec
 from basilica.kube.api import ApiError
-from basilica.kube.userdeployment import owner_reference, path_of
+from basilica.kube.userdeployment import Json, owner_reference, path_of
 from basilica.ports import Limits
 from basilica.stores.encoding import spec_digest
 from basilica.stores.kubernetes import codec, writing
@@ -20,6 +21,8 @@ from basilica.stores.kubernetes.ledger import Ledger
 from basilica.stores.kubernetes.records import Record
 from basilica.stores.kubernetes.tickets import Tickets, Work
 from basilica.stores.rules import IDEMPOTENCY_SECONDS, check_limits, is_live
+
+log = logging.getLogger("basilica.store")
 
 SHOWN_SECONDS = 3.0
 
@@ -90,19 +93,31 @@ class Admission:
             with _already_there_is_fine():
                 await self._cluster.api.create(core_path(namespace, "secrets"), body)
         requested = codec.fold((), events, deployment.status.created_at)
-        body = new.body(order, requested)
+        obj = await self._post(deployment, new.body(order, requested))
+        if new.secret is not None:
+            owned = {"metadata": {"ownerReferences": [owner_reference(obj)]}}
+            try:
+                await self._cluster.api.merge_patch(core_path(namespace, "secrets", new.secret), owned)
+            except ApiError as error:  # the run is made; its Secret is deleted with it in any case
+                log.info("the Secret of %s has no owner: %s", deployment.instance, error)
+        return self._cluster.wrote(obj, events, deployment.status.created_at, secrets)
+
+    async def _post(self, deployment: Deployment, body: Json) -> Json:
+        """Make the object; if the answer is lost, find out whether it was made."""
+        namespace, instance = deployment.namespace, deployment.instance
         try:
-            obj = await self._cluster.api.create(path_of(namespace), body)
+            return await self._cluster.api.create(path_of(namespace), body)
         except ApiError as error:
             if error.status != 409 and not error.transient:
                 raise
-            obj = await self._cluster.api.get(path_of(namespace, deployment.instance))  # the answer may have been lost
-            if obj["metadata"]["annotations"] != body["metadata"]["annotations"]:
-                raise Conflict(f"the instance name {deployment.instance!r} has been given already") from error
-        if new.secret is not None:
-            owned = {"metadata": {"ownerReferences": [owner_reference(obj)]}}
-            await self._cluster.api.merge_patch(core_path(namespace, "secrets", new.secret), owned)
-        return self._cluster.wrote(obj, events, deployment.status.created_at, secrets)
+            failure = error
+        try:
+            obj = await self._cluster.api.get(path_of(namespace, instance))
+        except ApiError:
+            raise failure from None
+        if not writing.contains(obj["metadata"], {"annotations": body["metadata"]["annotations"]}):
+            raise Conflict(f"the instance name {instance!r} has been given already") from failure
+        return obj
 
     def _made_before(self, new: writing.New) -> list[Record]:
         """The run that an earlier create with the same key has made, if there is one."""

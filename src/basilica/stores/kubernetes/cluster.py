@@ -94,8 +94,8 @@ class Cluster:
         """Look after each change of any run; False when the time is up."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds), contextlib.aclosing(self.records.bell.changes(())) as changes:
-                while not done():
-                    await anext(changes)
+                while not done() and await anext(changes, None) is not None:
+                    pass
         return done()
 
     # ---- what is told --------------------------------------------------------------------------------------------

@@ -53,14 +53,13 @@ class EventMirror:
 
     async def close(self) -> None:
         """Write what is left, if that takes no long time."""
-        if self._task is None:
+        task, self._task = self._task, None
+        if task is None:
             return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FLUSH_SECONDS):
-                await asyncio.shield(self._task)
-        self._task.cancel()
+        await asyncio.wait({task}, timeout=FLUSH_SECONDS)
+        task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+            await task
 
     async def _work(self) -> None:
         while self._queue:

@@ -160,8 +160,8 @@ class KubernetesStore:
             for _ in range(TRIES):
                 before = await self.get(instance)
                 spec = change(before)
-                if spec == before.spec:
-                    return before
+                if replace(spec, generation=before.spec.generation) == before.spec:
+                    return before  # Kubernetes counts no generation either
                 more = spec.world.target - before.spec.world.target if is_live(before.status) else 0
                 try:
                     if more <= 0 or limits.ranks is None:
@@ -176,7 +176,7 @@ class KubernetesStore:
         record, now = self._cluster.known(before.instance), self._now()
         if record.version != before.version:
             raise StaleVersion(f"{before.instance} has changed since version {before.version}")
-        if spec.wanted is Wanted.DELETE:
+        if spec.wanted is Wanted.DELETE and not record.deleting:
             return await self._mark_deleted(record, spec)
         body: Json = {"metadata": {"resourceVersion": str(record.version)}}
         body["spec"] = writing.difference(body_of(before.spec), body_of(spec))

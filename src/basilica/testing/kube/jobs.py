@@ -56,6 +56,8 @@ class JobController:
                 self._clock.call_later(self._timing.job_sync, partial(self._release_all, meta(obj)["uid"]))
             elif change.type == "ADDED" or change.old is None or change.old["spec"] != obj["spec"] or is_deleting(obj):
                 self._soon(obj)
+                if change.old is not None and "activeDeadlineSeconds" in obj["spec"]:
+                    self._soon(obj, obj["spec"]["activeDeadlineSeconds"] + 1)
         elif change.kind == PODS:
             before = controller_of(change.old) if change.old else None
             owner = controller_of(obj) if change.type != "DELETED" else None

@@ -14,7 +14,7 @@ from basilica.testing.kube.values import Json, meta, set_condition
 Starter = Callable[[Json, "Run", Callable[[int], None]], Body]
 PULL_FAILS = "pull-fails/"  # images that begin so cannot be pulled
 _CONFIG_RETRY_S = 5.0
-_MESSAGE_LIMIT = 2048
+_FILE_LIMIT, _MESSAGE_LIMIT = 4096, 2048  # of a message that the container wrote, and of the end of its log
 
 
 @dataclass(slots=True)
@@ -235,7 +235,7 @@ class PodWorker:
 
     def _last_words(self, run: Run, code: int) -> str:
         file = run.message_file()
-        text = file.read_bytes()[-_MESSAGE_LIMIT:] if file.exists() else b""
+        text = file.read_bytes()[:_FILE_LIMIT] if file.exists() else b""
         if (
             not text
             and code != 0
