@@ -10,6 +10,8 @@ import pytest
 from basilica.controller.step import run_of
 from basilica.core.errors import DeploymentNotFound
 from basilica.core.spec import BenchOnStart, Exec, Resources, Wanted
+from basilica.kube.api import KubeApi
+from basilica.runtimes.kubernetes.runtime import KubernetesRuntime
 from basilica.testing.kube import KubeServer, NodeSpec
 from tests.kube_runtime.plane import NAMESPACE, SETTINGS, Plane, control_plane, sh, with_env
 
@@ -340,10 +342,14 @@ def test_the_last_report_of_a_rank_is_passed_on(kube: KubeServer) -> None:
             script = "import basilica, time; basilica.report(step=3, loss=0.5); time.sleep(1000)"
             run = await plane.deploy(Exec(("python", "-c", script)))
             deployment = await plane.until_ready(run, 1)
-            async with asyncio.timeout(20):
-                await plane.runtime.next_report(run_of(deployment), 0.0)
-            report = (await plane.runtime.reports(run_of(deployment)))[0]
-            assert (report.step, report.values) == (3, {"loss": 0.5})
+            only_reads = KubernetesRuntime(KubeApi(kube.url), SETTINGS)  # as the API does, which drives no run
+            await only_reads.start(lambda _: None)
+            for runtime in (plane.runtime, only_reads):
+                async with asyncio.timeout(20):
+                    await runtime.next_report(run_of(deployment), 0.0)
+                report = (await runtime.reports(run_of(deployment)))[0]
+                assert (report.step, report.values) == (3, {"loss": 0.5})
+            await only_reads.close()
             await plane.end(run)
             await plane.settled(run)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from basilica.core.actions import Launch, Probe, Stop
 from basilica.core.errors import Conflict, RuntimeUnavailable, ValidationError
-from basilica.core.mesh import Announcement, Pair, SeenMesh
+from basilica.core.mesh import Announcement
 from basilica.core.reports import Report, Series, SeriesQuery
 from basilica.core.seen import Ended, SeenBench, SeenRank, Sight, Sighting
 from basilica.core.spec import Wanted
@@ -21,6 +21,7 @@ from basilica.runtimes.kubernetes import logs
 from basilica.runtimes.kubernetes.bench import see_bench
 from basilica.runtimes.kubernetes.cluster import Cluster
 from basilica.runtimes.kubernetes.keyspace import NOT_STARTED, RunKeys
+from basilica.runtimes.kubernetes.mesh import see_mesh
 from basilica.runtimes.kubernetes.parse import Gang, PodFacts
 from basilica.runtimes.kubernetes.reports import parse_report
 from basilica.runtimes.kubernetes.tidying import Patience, Tidying
@@ -120,7 +121,7 @@ class KubernetesRuntime:
             ranks=ranks,
             bench=None if run.spec.bench is None else self._bench(run),
             rendezvous=None if keys is None else keys.seen(),
-            mesh=None if keys is None else self._mesh(run, gang, keys),
+            mesh=None if keys is None else see_mesh(gang.pods, run.spec.world, keys.failing, self._mesh_limit),
             warnings=self._tidying.warnings(run.instance),
         )
 
@@ -161,20 +162,6 @@ class KubernetesRuntime:
             SeenRank(rank=rank, attempt=attempt, sight=Sight.ENDED, ended=ended)
             for (rank, attempt), ended in buried.items()
         ]
-
-    def _mesh(self, run: Run, gang: Gang, keys: RunKeys) -> SeenMesh | None:
-        """The nodes of the ranks, once as many as the run needs have one; each rank tells of every other."""
-        placed = [pod for pod in gang.pods if pod.node and not pod.over and not pod.deleting]
-        placed = [pod for pod in placed if pod.rank < run.spec.world.target]
-        if len({pod.rank for pod in placed}) < run.spec.world.min:
-            return None
-        agents = tuple(sorted({f"{pod.node}/{pod.rank}" for pod in placed}))
-        failing = {(_node(pair.source), _node(pair.target)): pair.problem for pair in keys.failing(agents)}
-        return SeenMesh(
-            hosts=tuple(sorted({pod.node for pod in placed})),
-            failing=tuple(Pair(source, target, problem) for (source, target), problem in sorted(failing.items())),
-            limit_seconds=self._mesh_limit,
-        )
 
     def _look_again_at(self, run: Run, moment: float | None, now: float) -> None:
         """Nobody tells that a node is still silent."""
@@ -313,7 +300,7 @@ class KubernetesRuntime:
     # ------------------------------------------------------------------------------------------- reports and results
 
     async def _keys_to_read(self, run: Run) -> RunKeys | None:
-        """The keyspace, for who only reads: let go of a while after the last question, unless the run is driven here."""
+        """The keyspace, for who only reads: it is let go of after a while, unless the run is driven from here."""
         keys = await self._keys_of(run)
         if keys is None:
             return None
@@ -406,8 +393,3 @@ class KubernetesRuntime:
 def _is_unaccounted(pod: PodFacts, keys: RunKeys) -> bool:
     """Something runs there, and which attempt of the rank it is cannot be told without the keyspace."""
     return pod.state == "running" and pod.rank not in keys.orders
-
-
-def _node(agent: str) -> str:
-    """The node of a reach agent, which is named by its node and its rank."""
-    return agent.rpartition("/")[0] or agent

@@ -24,7 +24,7 @@ class Ledger:
         self._api = api
 
     async def write(self, namespace: str, row: UsageRow) -> None:
-        """Keep a row for ever; the oldest of a full ConfigMap makes room."""
+        """Keep a row; the oldest of a full ConfigMap makes room."""
         values = [row.name, row.rank_seconds, row.gpu_seconds, row.created_at, row.ended_at]
         text = json.dumps(values, separators=(",", ":"))
         name = _page(row.instance)

@@ -1,0 +1,31 @@
+"""The network between the nodes of a run, as its ranks tell of it. Pure."""
+
+from collections.abc import Callable, Collection
+
+from basilica.core.mesh import Pair, SeenMesh
+from basilica.core.world import WorldSize
+from basilica.runtimes.kubernetes.parse import PodFacts
+
+Failing = Callable[[tuple[str, ...]], tuple[Pair, ...]]  # the ways between these agents that do not work
+
+
+def see_mesh(pods: Collection[PodFacts], world: WorldSize, failing: Failing, limit_seconds: float) -> SeenMesh | None:
+    """The nodes of the ranks, once as many as the run needs have one; before that there is nothing to be let go.
+
+    Each rank has an agent, named by its node and itself, that tells of every other: pods of one node have addresses of
+    their own. What is wrong between two agents is wrong between their nodes.
+    """
+    placed = [pod for pod in pods if pod.node and not pod.over and not pod.deleting and pod.rank < world.target]
+    if len({pod.rank for pod in placed}) < world.min:
+        return None
+    agents = tuple(sorted({f"{pod.node}/{pod.rank}" for pod in placed}))
+    wrong = {(_node(pair.source), _node(pair.target)): pair.problem for pair in failing(agents)}
+    return SeenMesh(
+        hosts=tuple(sorted({pod.node for pod in placed})),
+        failing=tuple(Pair(source, target, problem) for (source, target), problem in sorted(wrong.items())),
+        limit_seconds=limit_seconds,
+    )
+
+
+def _node(agent: str) -> str:
+    return agent.rpartition("/")[0] or agent
