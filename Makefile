@@ -30,7 +30,7 @@ system:
 		(apt-get update -q && apt-get install -y -q etcd-server iproute2 chromium)
 
 test: setup lint types system $(OFFICIAL)
-	$(BIN)/python -m pytest -m "not chaos" -n 2
+	$(BIN)/python -m pytest -m "not chaos" -n 3
 
 test-fast: setup
 	$(BIN)/python -m pytest -q -m "not slow and not chaos" -n 2

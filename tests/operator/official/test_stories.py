@@ -35,7 +35,6 @@ from tests.e2e.official.test_refusing import (  # noqa: F401
     test_more_ranks_than_a_user_may_have_are_refused,
 )
 from tests.e2e.official.test_scaling import (  # noqa: F401
-    test_a_rank_that_was_dropped_comes_back_as_a_new_one,
     test_a_run_of_which_a_rank_has_finished_cannot_be_scaled,
     test_a_size_out_of_bounds_is_refused,
     test_an_ended_run_cannot_be_scaled,
