@@ -22,7 +22,8 @@ Json = dict[str, Any]
 Found = TypeVar("Found")
 
 STORY_SECONDS = 30.0
-LEASE_SECONDS = 1.0
+LEASE_SECONDS = 2.0  # where operators take over from each other
+CALM_SECONDS = 15.0  # where none does: a busy machine must not cost one its lease
 
 
 @contextmanager
@@ -69,7 +70,7 @@ class Running:
 
 @asynccontextmanager
 async def operating(
-    kube: KubeServer, runtime: FakeRuntime | None = None, *, identity: str = "one", duration: float = LEASE_SECONDS
+    kube: KubeServer, runtime: FakeRuntime | None = None, *, identity: str = "one", duration: float = CALM_SECONDS
 ) -> AsyncIterator[Running]:
     """An operator; at the end it is told to stop, unless it has ended."""
     runtime = runtime or FakeRuntime()

@@ -50,9 +50,9 @@ def the_lease(kube: KubeServer) -> dict[str, Any]:
 def test_one_of_two_operators_acts_and_the_other_takes_over_when_it_lets_go() -> None:
     async def story(kube: KubeServer) -> None:
         runtime = FakeRuntime()
-        async with operating(kube, runtime, identity="one") as one:
+        async with operating(kube, runtime, identity="one", duration=LEASE_SECONDS) as one:
             await eventually(lambda: one.operator.controller)
-            async with operating(kube, runtime, identity="two") as two:
+            async with operating(kube, runtime, identity="two", duration=LEASE_SECONDS) as two:
                 instance = instance_of(kube.create(by_hand(), "u-ann"))
                 await eventually(lambda: runtime.running(instance) == [0, 1])
                 assert two.operator.controller is None
@@ -71,7 +71,7 @@ def test_one_of_two_operators_acts_and_the_other_takes_over_when_it_lets_go() ->
 
 def test_an_operator_whose_lease_was_taken_ends() -> None:
     async def story(kube: KubeServer) -> None:
-        async with operating(kube) as here:
+        async with operating(kube, duration=LEASE_SECONDS) as here:
             await eventually(lambda: here.operator.controller)
             await here.api.merge_patch(
                 f"/apis/coordination.k8s.io/v1/namespaces/default/leases/{NAME}",
@@ -87,7 +87,7 @@ def test_an_operator_whose_lease_was_taken_ends() -> None:
 
 def test_an_operator_that_cannot_renew_ends_before_another_one_may_begin() -> None:
     async def story(kube: KubeServer) -> None:
-        async with operating(kube) as one:
+        async with operating(kube, duration=LEASE_SECONDS) as one:
             await eventually(lambda: one.operator.controller)
             kube.fail("patch", "leases", status=503, times=10_000)
             kube.fail("get", "leases", status=503, times=10_000)
@@ -104,7 +104,10 @@ def test_a_leader_keeps_its_lease_while_it_reads_what_there_is() -> None:
     async def story(kube: KubeServer) -> None:
         instance = instance_of(kube.create(by_hand(), "u-ann"))
         runtime = SlowRuntime()
-        async with operating(kube, runtime, identity="one"), operating(kube, runtime, identity="two"):
+        async with (
+            operating(kube, runtime, identity="one", duration=LEASE_SECONDS),
+            operating(kube, runtime, identity="two", duration=LEASE_SECONDS),
+        ):
             await eventually(lambda: runtime.running(instance) == [0, 1])
             assert the_lease(kube)["leaseTransitions"] == 0
 
