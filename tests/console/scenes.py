@@ -9,11 +9,11 @@ from basilica.core.seen import BenchPoint, BenchResult, Ended, SeenBench, Stalle
 from tests.console.stage import Stage
 
 TRACEBACK = """Traceback (most recent call last):
-  File "/work/llama/train.py", line 214, in <module>
+  File "/srv/llama/train.py", line 214, in <module>
     main()
-  File "/work/llama/train.py", line 187, in main
+  File "/srv/llama/train.py", line 187, in main
     loss = step(model, batch)
-  File "/work/llama/train.py", line 93, in step
+  File "/srv/llama/train.py", line 93, in step
     logits = model(batch.tokens)
 RuntimeError: CUDA error: an illegal memory access was encountered"""
 LAST_LINES = ("step 411 loss 1.7702", "step 412 loss 1.7644", *TRACEBACK.splitlines())
