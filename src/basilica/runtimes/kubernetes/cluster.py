@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from basilica.core.errors import RuntimeUnavailable
+from basilica.core.errors import DistributedError, RuntimeUnavailable
 from basilica.kube.api import ApiError, KubeApi
 from basilica.kube.informer import Informer
 from basilica.kube.run import (
@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 FORGET_UID_AFTER_S = 30.0
 HELD_AT_MOST_S = 120.0
 CLOSING_DEADLINE_S = 1  # of a Job that is to be over; what runs in spite of that is ended with it
+RESULTS_BYTES_MAX = 700 << 10  # of all ranks together: they are kept in one object
+RESULTS_DROPPED = "basilica.dev/results-too-large"  # how many bytes they had
 
 
 class Cluster:
@@ -276,8 +278,12 @@ class Cluster:
         return f"/api/v1/namespaces/{run.namespace}/secrets/{run.instance}-results"
 
     async def keep_results(self, run: Run, results: Mapping[int, bytes]) -> None:
-        """For those who ask when the rendezvous is gone."""
+        """For those who ask when the rendezvous is gone. What is too large is not kept, and who asks is told so."""
         metadata = self.objects(run).rendezvous_service()["metadata"]
+        size = sum(map(len, results.values()))
+        if size > RESULTS_BYTES_MAX:
+            metadata = {**metadata, "annotations": {**metadata.get("annotations", {}), RESULTS_DROPPED: str(size)}}
+            results = {}
         secret = {
             "apiVersion": "v1",
             "kind": "Secret",
@@ -295,6 +301,12 @@ class Cluster:
                 if error.status != 404:
                     raise
                 return {}
+        dropped = (secret["metadata"].get("annotations") or {}).get(RESULTS_DROPPED)
+        if dropped is not None:
+            problem = (
+                f"the results of {run.instance} have {dropped} bytes, and {RESULTS_BYTES_MAX} can be kept"
+            )
+            raise DistributedError(f"{problem}: return less, and write the rest to a file or a bucket")
         found: Mapping[str, str] = secret.get("data") or {}
         return {int(name.removeprefix("rank-")): base64.b64decode(value) for name, value in found.items()}
 

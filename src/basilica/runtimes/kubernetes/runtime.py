@@ -32,7 +32,6 @@ log = logging.getLogger(__name__)
 MESH_LIMIT_S = 30.0
 LEAVE_WITHIN_S = 5.0
 READ_WITHIN_S, READ_FOR_S = 2.0, 60.0
-RESULTS_BYTES_MAX = 700 << 10  # of all ranks together: they are kept in one object
 
 
 class KubernetesRuntime:
@@ -232,7 +231,7 @@ class KubernetesRuntime:
         keys = await self._keys_of(run)
         if keys is not None and keys.known and keys.silent_for == 0.0:
             results = keys.results()
-            if results and sum(map(len, results.values())) <= RESULTS_BYTES_MAX:
+            if results:
                 await self._cluster.keep_results(run, results)
             living = {pod.rank for pod in self._cluster.pods(run.instance) if not pod.over}
             await keys.dismiss(sorted(living))
