@@ -31,9 +31,8 @@ from basilica.core.seen import Ended
 from basilica.entrypoint import CANNOT_EXECUTE, ENDING, FORWARDED, NOT_FOUND, Rank, reap_all
 from basilica.rank_output import Output
 from basilica.rendezvous.exchange import NoAnswer
+from basilica.rendezvous.names import REPORTS, RESULTS
 from basilica.rendezvous.orders import (
-    REPORTS,
-    RESULTS,
     AttemptRecord,
     Order,
     attempt_key,

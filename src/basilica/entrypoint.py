@@ -25,6 +25,7 @@ from typing import Any
 
 from basilica import mesh
 from basilica.core import policy
+from basilica.rendezvous.names import WORLD
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 ENDING = (signal.SIGTERM, signal.SIGINT)
@@ -151,7 +152,7 @@ def live_world(environment: Mapping[str, str]) -> dict[str, str]:
         return {}
     try:
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with direct.open(f"http://{endpoint}/v2/keys/basilica/world", timeout=ASK_WITHIN_S) as answer:
+        with direct.open(f"http://{endpoint}/v2/keys{WORLD}", timeout=ASK_WITHIN_S) as answer:
             size = int(json.loads(json.load(answer)["node"]["value"])["target"])
     except (OSError, ValueError, KeyError, TypeError):
         return {}

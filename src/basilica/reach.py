@@ -18,9 +18,7 @@ from dataclasses import dataclass
 
 from basilica.rendezvous.client import Answer, KeysClient
 from basilica.rendezvous.exchange import NoAnswer
-
-HOSTS = "/basilica/hosts"
-REPORTS = "/basilica/pairs"
+from basilica.rendezvous.names import HOSTS, PAIRS
 
 ANSWER_WITHIN_S = 3.0
 RETRY_S = 0.5
@@ -134,7 +132,7 @@ class Reach:
                 await self._news.wait()
                 self._news.clear()
                 try:
-                    await keys.put(f"{REPORTS}/{self._node}", json.dumps(self._found, sort_keys=True))
+                    await keys.put(f"{PAIRS}/{self._node}", json.dumps(self._found, sort_keys=True))
                 except NoAnswer:
                     self._news.set()
                     await asyncio.sleep(RETRY_S)

@@ -16,9 +16,10 @@ import pytest
 
 from basilica.rendezvous import driver as driver_module
 from basilica.rendezvous.client import KeysClient
-from basilica.rendezvous.driver import WORLD, Driver
+from basilica.rendezvous.driver import Driver
 from basilica.rendezvous.elastic import parse_round
 from basilica.rendezvous.http import Call, LongReply, Reply
+from basilica.rendezvous.names import WORLD
 from tests.rendezvous.harness import OurServer, free_port, service_process
 from tests.rendezvous.test_elastic import CLOSED, FINAL, FROZEN, JOINABLE, SETUP, final
 

@@ -6,10 +6,9 @@ from collections.abc import Awaitable, Mapping
 from basilica.core.mesh import Announcement, Gate
 from basilica.rendezvous.client import Answer, KeysClient
 from basilica.rendezvous.exchange import NoAnswer
+from basilica.rendezvous.names import MESH_DEGRADED, MESH_READY, ROOT, WORLD
 
-ROOT = "/basilica"
-WORLD = f"{ROOT}/world"
-GATES = {Gate.READY: f"{ROOT}/mesh-ready", Gate.DEGRADED: f"{ROOT}/mesh-degraded"}
+GATES = {Gate.READY: MESH_READY, Gate.DEGRADED: MESH_DEGRADED}
 
 
 async def announce(keys: KeysClient, says: Announcement | None, wanted: Announcement) -> None:

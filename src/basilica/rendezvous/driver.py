@@ -8,7 +8,7 @@ since every write is a compare-and-swap.
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from basilica.rendezvous.client import Answer, KeysClient
 from basilica.rendezvous.elastic import (
@@ -24,10 +24,10 @@ from basilica.rendezvous.elastic import (
     parse_target,
 )
 from basilica.rendezvous.exchange import NoAnswer
+from basilica.rendezvous.names import WORLD
 
 log = logging.getLogger(__name__)
 
-WORLD: Final = "/basilica/world"  # {"target": N}, written by the control plane
 AGAIN_FIRST_S, AGAIN_MAX_S = 0.05, 2.0
 KEY_NOT_FOUND, COMPARE_FAILED, WATCHER_CLEARED, EVENT_INDEX_CLEARED = 100, 101, 400, 401
 

@@ -15,11 +15,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from basilica.core.seen import Ended
-
-ORDERS = "/basilica/ranks"
-ATTEMPTS = "/basilica/attempts"
-RESULTS = "/basilica/results"
-REPORTS = "/basilica/reports"
+from basilica.rendezvous.names import ATTEMPTS, ORDERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

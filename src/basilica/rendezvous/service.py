@@ -60,8 +60,16 @@ class RendezvousError(Exception):
 class KeyspaceServer:
     """The keys API of one keyspace. Everything but the socket."""
 
-    def __init__(self, name: str, journal: Journal, clock: Callable[[], int] = time.time_ns) -> None:
+    def __init__(
+        self,
+        name: str,
+        journal: Journal,
+        clock: Callable[[], int] = time.time_ns,
+        written: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`written` is called after each write, which is then in the journal and not yet on the disk."""
         self.journal = journal
+        self._written = written
         self.keyspace = journal.keyspace
         self._clock = clock
         self._cluster = ("X-Etcd-Cluster-Id", f"{int(hashlib.sha256(name.encode()).hexdigest()[:16], 16):x}")
@@ -115,6 +123,7 @@ class KeyspaceServer:
                 self.journal.record(request, now)
             except OSError as error:
                 raise EtcdError(INTERNAL, f"the journal cannot be written: {error}") from error
+            self._written()
             event = self.keyspace.write(request, now)
             self._arm()
         short = request.no_value and event.action in ("set", "compareAndSwap", "create", "update")
@@ -143,6 +152,7 @@ class KeyspaceServer:
             return
         try:
             self.journal.record_sync(now)
+            self._written()
         except OSError:
             log.exception("expired keys stay: the journal in %s cannot be written", self.journal.folder)
             return
@@ -198,6 +208,7 @@ class Service:
         self._linger, self._is_used = linger, is_used
         self._leaving: asyncio.TimerHandle | None = None
         self._holders = 0
+        self._written = asyncio.Event()
         self._let_go_of = asyncio.Event()
         self._let_go_of.set()
         self._folder = data_dir / "keyspaces"
@@ -268,7 +279,7 @@ class Service:
             try:
                 folder.mkdir()
                 hosted = Hosted(name, listening.getsockname()[1], folder)
-                hosted.server = KeyspaceServer(name, Journal(folder))
+                hosted.server = KeyspaceServer(name, Journal(folder), written=self._written.set)
                 about = {"name": name, "port": hosted.port}
                 replace_file(folder / "about", json.dumps(about).encode())
                 sync_folder(self._folder)
@@ -303,7 +314,7 @@ class Service:
         about = json.loads((folder / "about").read_text())
         hosted = self._hosted[about["name"]] = Hosted(about["name"], about["port"], folder)
         try:
-            hosted.server = KeyspaceServer(hosted.name, Journal(folder))
+            hosted.server = KeyspaceServer(hosted.name, Journal(folder), written=self._written.set)
         except (JournalDamaged, OSError) as error:
             hosted.fault = str(error)
             log.error("keyspace %s cannot be read: %s", hosted.name, error)
@@ -362,7 +373,9 @@ class Service:
     async def _keep_on_disk(self) -> None:
         """Sync what was written, many writes at a time, and shorten long journals."""
         while True:
+            await self._written.wait()
             await asyncio.sleep(FSYNC_EVERY_S)
+            self._written.clear()
             for hosted in [h for h in self._hosted.values() if h.server is not None and h.server.journal.dirty]:
                 if hosted.server is None or self._hosted.get(hosted.name) is not hosted:
                     continue

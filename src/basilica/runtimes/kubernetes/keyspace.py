@@ -10,16 +10,13 @@ from dataclasses import replace
 from basilica.core.errors import RuntimeUnavailable
 from basilica.core.mesh import Announcement, Pair, SeenRendezvous, failing_pairs
 from basilica.core.seen import Ended
-from basilica.rendezvous.announcing import ROOT, announce, announced, must
+from basilica.rendezvous.announcing import announce, announced, must
 from basilica.rendezvous.client import KeysClient
 from basilica.rendezvous.driver import Driver
 from basilica.rendezvous.exchange import NoAnswer
 from basilica.rendezvous.mirror import KeysMirror
+from basilica.rendezvous.names import ATTEMPTS, ORDERS, PAIRS, REPORTS, RESULTS, ROOT
 from basilica.rendezvous.orders import (
-    ATTEMPTS,
-    ORDERS,
-    REPORTS,
-    RESULTS,
     AttemptRecord,
     Order,
     attempt_key,
@@ -29,7 +26,6 @@ from basilica.rendezvous.orders import (
     orders_in,
     records_in,
 )
-from basilica.rendezvous.pairs import REPORTS as PAIRS
 from basilica.rendezvous.pairs import parse_report
 
 NOT_STARTED = "Cancelled"

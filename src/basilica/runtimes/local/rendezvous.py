@@ -1,7 +1,7 @@
 """The rendezvous of all runs of this machine: one process beside the server that outlives it.
 
 The server holds on to the process by a connection. When that breaks, the process is gone and is started again; it comes
-back with all its keys and ports. When neither a server nor a keyspace is left, it ends by itself.
+back with all its keys and ports. When neither a server nor a rank is left that needs it, it ends by itself.
 """
 
 import asyncio
