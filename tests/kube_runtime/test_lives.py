@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from basilica.controller.step import run_of
-from basilica.core.errors import DeploymentNotFound
+from basilica.core.errors import DeploymentNotFound, DistributedError
 from basilica.core.spec import BenchOnStart, Exec, Resources, Wanted
 from basilica.kube.api import KubeApi
 from basilica.runtimes.kubernetes.runtime import KubernetesRuntime
@@ -332,6 +332,27 @@ def test_results_are_there_after_the_end(kube: KubeServer) -> None:
             run = await plane.deploy(sh('printf "r$RANK" >"$BASILICA_RESULT_FILE"'), (2, 2, 2))
             done = await plane.settled(run)
             assert await plane.runtime.results(run_of(done)) == {0: b"r0", 1: b"r1"}
+
+    asyncio.run(story())
+
+
+def test_results_that_are_too_large_together_are_told_of(kube: KubeServer) -> None:
+    async def story() -> None:
+        async with control_plane(kube) as plane:
+            run = await plane.deploy(sh('head -c 400000 /dev/zero >"$BASILICA_RESULT_FILE"'), (2, 2, 2))
+            done = await plane.settled(run)
+
+            async def refused() -> bool:
+                try:
+                    return not await plane.runtime.results(run_of(done))
+                except DistributedError as error:
+                    return "have 800000 bytes" in str(error)
+
+            async with asyncio.timeout(30):
+                while not await refused():  # while the rendezvous is there, it has them all
+                    await asyncio.sleep(0.05)
+            with pytest.raises(DistributedError, match="can be kept"):
+                await plane.runtime.results(run_of(done))
 
     asyncio.run(story())
 
