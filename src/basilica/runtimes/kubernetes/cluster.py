@@ -303,9 +303,7 @@ class Cluster:
                 return {}
         dropped = (secret["metadata"].get("annotations") or {}).get(RESULTS_DROPPED)
         if dropped is not None:
-            problem = (
-                f"the results of {run.instance} have {dropped} bytes, and {RESULTS_BYTES_MAX} can be kept"
-            )
+            problem = f"the results of {run.instance} have {dropped} bytes, and {RESULTS_BYTES_MAX} can be kept"
             raise DistributedError(f"{problem}: return less, and write the rest to a file or a bucket")
         found: Mapping[str, str] = secret.get("data") or {}
         return {int(name.removeprefix("rank-")): base64.b64decode(value) for name, value in found.items()}
