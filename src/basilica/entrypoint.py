@@ -34,6 +34,7 @@ CANNOT_EXECUTE, NOT_FOUND, BAD_USAGE = 126, 127, 2
 EXITS_KEPT = 8  # a container's termination message holds 4096 bytes
 ASK_WITHIN_S = 5.0
 PR_SET_CHILD_SUBREAPER = 36
+OUR_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # where this package is imported from
 
 
 class Rank:
@@ -185,7 +186,8 @@ def _tell_of_other_hosts() -> None:
         command = [sys.executable, "-m", "basilica.reach", "--address", address]
         if os.environ.get("BASILICA_DRIVEN") == "1":  # several ranks may share a node, each with an address of its own
             command += ["--node", f"{os.environ['NODE_NAME']}/{os.environ.get('BASILICA_RANK', '')}"]
-        os.posix_spawn(sys.executable, command, os.environ)
+        where = os.pathsep.join(filter(None, [OUR_OWN, os.environ.get("PYTHONPATH")]))
+        os.posix_spawn(sys.executable, command, {**os.environ, "PYTHONPATH": where})
 
 
 def _end_at_once(number: int, _: FrameType | None) -> None:

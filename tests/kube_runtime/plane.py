@@ -25,6 +25,7 @@ NAMESPACE = "u-ada"
 PATIENCE_S = 40.0
 SETTINGS = Settings(
     image="basilica",
+    carries=False,  # images are names here: ranks are processes of this machine
     node_seconds=1,
     rendezvous_command=(
         *("python", "-m", "basilica.rendezvous", "--host", "$(POD_IP)"),

@@ -10,7 +10,7 @@ import pytest
 from basilica.core.deployment import Owner
 from basilica.core.spec import DeploymentSpec, Exec, Gpus, ProviderFilter, Resources, Shell
 from basilica.core.world import WorldSize
-from basilica.kube.run import RunObjects, Settings
+from basilica.kube.run import CARRIED_AT, RunObjects, Settings
 from basilica.testing.kube import KubeServer
 
 
@@ -29,6 +29,7 @@ EVERYTHING = objects(
     Settings(image="basilica:1", queue="gold", checkpoints="shared", image_pull_secrets=("pull",)),
     secrets={"TOKEN": "hush"},
     env={"A": "$(B) $C"},
+    image="mine:7",
     workdir="/app",
     resources=Resources(cpu=1.5, memory_bytes=1 << 30, gpus=Gpus(2, ("H100",), 80)),
     provider_filter=ProviderFilter(("acme",), ("other",)),
@@ -107,3 +108,22 @@ def test_ranks_speak_among_themselves_and_to_their_rendezvous() -> None:
     assert worker["ingress"] == [{"from": [{"podSelector": {"matchLabels": run.labels("worker")}}]}]
     named = [rule for rule in worker["egress"] if "to" in rule]
     assert named == [{"to": [{"podSelector": {"matchLabels": run.labels(role)}} for role in ("worker", "rendezvous")]}]
+
+
+def test_another_image_is_given_our_entrypoint() -> None:
+    pod = pod_of(objects(image="mine:7"))
+    [carrier], [rank] = pod["initContainers"], pod["containers"]
+    assert (carrier["image"], rank["image"]) == ("basilica:1", "mine:7")
+    assert rank["command"][:2] == [f"{CARRIED_AT}/start", "--"]
+    assert carrier["command"][-1] == CARRIED_AT
+    [shared] = carrier["volumeMounts"]
+    assert shared in rank["volumeMounts"]
+    assert shared["name"] in [volume["name"] for volume in pod["volumes"]]
+    assert carrier["securityContext"] == rank["securityContext"]
+
+
+@pytest.mark.parametrize("image", ["", "basilica:1"])
+def test_our_own_image_has_it(image: str) -> None:
+    pod = pod_of(objects(image=image))
+    assert "initContainers" not in pod
+    assert pod["containers"][0]["command"][:3] == ["python", "-m", "basilica.entrypoint"]

@@ -14,6 +14,7 @@ from basilica.wiring_kubernetes import ClusterOptions, OperatorOptions, operate
 
 SETTINGS = Settings(
     image="basilica",
+    carries=False,  # images are names here: ranks are processes of this machine
     rendezvous_command=(
         *("python", "-m", "basilica.rendezvous", "--host", "$(POD_IP)"),
         *("--port", "2379", "--data-dir", "rendezvous"),

@@ -29,6 +29,7 @@ TELL_SECONDS = 10  # for a rank that was ended to be recorded
 GATE_SECONDS = 3600  # ranks wait for the control plane's word, which comes once enough of them are placed
 PRIVATE_NETWORKS = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
 WORKER_CONTAINER = "rank"
+CARRIED_AT = "/opt/basilica"  # where images that do not have our entrypoint find it
 SELECTOR = f"{MANAGED_BY}=basilica,{ROLE}"
 
 
@@ -36,14 +37,17 @@ SELECTOR = f"{MANAGED_BY}=basilica,{ROLE}"
 class Settings:
     """How runs are put on a cluster. `image`: of ours, for runs that name none and for the rendezvous.
 
-    `entrypoint` stands before every rank's command. `rendezvous_command` serves etcd's v2 keys API on port 2379 of
-    `$(POD_IP)`. `user`: whom containers run as. `egress`: whether ranks reach what is outside of the cluster's private
-    networks. `checkpoints`: a volume that all ranks of a namespace share, by the name of its claim. `node_seconds`: how
-    long pods of a node that does not answer any more are waited for before others take their places.
+    `entrypoint` stands before every rank's command in images that have it; others get it from ours by an init
+    container, unless `carries` is off: then all images have it. `rendezvous_command` serves etcd's v2 keys API on port
+    2379 of `$(POD_IP)`. `user`: whom containers run as. `egress`: whether ranks reach what is outside of the cluster's
+    private networks. `checkpoints`: a volume that all ranks of a namespace share, by the name of its claim.
+    `node_seconds`: how long pods of a node that does not answer any more are waited for before others take their
+    places.
     """
 
     image: str
     entrypoint: Sequence[str] = ("python", "-m", "basilica.entrypoint")
+    carries: bool = True
     rendezvous_image: str = ""
     rendezvous_command: Sequence[str] = (
         *("python", "-m", "basilica.rendezvous", "--host", "$(POD_IP)"),
@@ -277,9 +281,25 @@ class RunObjects:
             )
         )
 
+    @property
+    def _carries(self) -> bool:
+        """Whether the run's image has to be given our entrypoint."""
+        return self.settings.carries and self.spec.image not in ("", self.settings.image)
+
+    def _carrier(self) -> Json:
+        return {
+            "name": "basilica",
+            "image": self.settings.image,
+            "command": ["python", "-m", "basilica.carry", CARRIED_AT],
+            "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
+            "securityContext": _CONTAINER_SECURITY,
+            "volumeMounts": [_CARRIED_MOUNT],
+        }
+
     def _worker(self, endpoint: str) -> Container:
         program = self.spec.program
         argv = ["/bin/sh", "-c", program.script, "--", *program.args] if isinstance(program, Shell) else program.argv
+        entrypoint = (f"{CARRIED_AT}/start",) if self._carries else self.settings.entrypoint
         resources = self.spec.resources
         amounts: dict[str, str] = {}
         if resources.cpu is not None:
@@ -294,6 +314,7 @@ class RunObjects:
             "volumeMounts": [
                 {"name": "shm", "mountPath": "/dev/shm"},
                 {"name": "checkpoints", "mountPath": "/checkpoints"},
+                *([_CARRIED_MOUNT] if self._carries else []),
             ],
         }
         if self.spec.workdir is not None:
@@ -303,7 +324,7 @@ class RunObjects:
         return Container(
             name=WORKER_CONTAINER,
             image=self.spec.image or self.settings.image,
-            command=[*self.settings.entrypoint, "--", *map(literal, argv)],
+            command=[*entrypoint, "--", *map(literal, argv)],
             env=self._environment(endpoint),
             rank_env="BASILICA_RANK",
             fields={
@@ -355,6 +376,9 @@ class RunObjects:
                 {"name": "checkpoints", **shared},
             ],
         }
+        if self._carries:
+            found["initContainers"] = [self._carrier()]
+            found["volumes"].append({"name": "basilica", "emptyDir": {}})
         if self.spec.resources.gpus.count:
             found["tolerations"].append({"key": GPUS, "operator": "Exists", "effect": "NoSchedule"})
         affinity = self._affinity()
@@ -395,4 +419,5 @@ class RunObjects:
 
 
 _NODE_TROUBLE = {"operator": "Exists", "effect": "NoExecute"}
+_CARRIED_MOUNT: Json = {"name": "basilica", "mountPath": CARRIED_AT}
 _CONTAINER_SECURITY: dict[str, Any] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}

@@ -1,0 +1,69 @@
+"""Brings the entrypoint into images that do not have it: `python -m basilica.carry DIRECTORY`.
+
+It copies this package there, and `start`, which runs `basilica.entrypoint` with the Python of the image it is in.
+An init container does this on a volume that it shares with the rank, so that any image with Python 3.11 will do.
+"""
+
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import basilica
+
+LEFT_OUT = ("__pycache__", "console", "testing")  # what no rank needs
+
+START = """\
+#!/bin/sh
+for python in python3 python; do
+    if command -v "$python" >/dev/null 2>&1; then exec "$python" "$0.py" "$@"; fi
+done
+echo "basilica: this image has no Python on its PATH, and ranks need Python 3.11 or later" >&2
+exit 127
+"""
+
+# Any Python there ever was must be able to read this: it may have to say that it is too old.
+START_PY = """\
+import sys
+
+if sys.version_info < (3, 11):
+    found = "%d.%d" % tuple(sys.version_info[:2])
+    sys.stderr.write("basilica: this image has Python " + found + ", and ranks need 3.11 or later\\n")
+    sys.exit(126)
+
+import importlib.util
+import os
+
+carried = os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib")
+del sys.path[0]
+if importlib.util.find_spec("basilica") is None:  # one that the image brings goes before ours in the rank's program
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), carried]))
+sys.path.insert(0, carried)
+
+from basilica.entrypoint import main
+
+sys.exit(main())
+"""
+
+
+def carry(directory: Path) -> None:
+    """Make `start` and all that it needs in the directory."""
+    package = Path(basilica.__file__).parent
+    ignored = shutil.ignore_patterns(*LEFT_OUT)
+    shutil.copytree(package, directory / "lib" / "basilica", ignore=ignored, dirs_exist_ok=True)
+    (directory / "start.py").write_text(START_PY, encoding="utf-8")
+    start = directory / "start"
+    start.write_text(START, encoding="utf-8")
+    start.chmod(0o755)
+
+
+def main(arguments: Sequence[str]) -> int:
+    if len(arguments) != 1:
+        print(__doc__, file=sys.stderr)
+        return 2
+    carry(Path(arguments[0]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
