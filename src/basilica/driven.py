@@ -44,10 +44,11 @@ from basilica.rendezvous.persisting import opened, tries
 from basilica.reporting import FILE_ENV as REPORT_FILE
 from basilica.runtimes.local.layout import Key, Layout
 from basilica.runtimes.local.report_files import read_reports
+from basilica.runtimes.local.supervisor import read_oom_kills
 from basilica.runtimes.local.tracebacks import read_traceback
 
 TERMINATED = 128 + signal.SIGTERM
-MEMORY_EVENTS = "/sys/fs/cgroup/memory.events"
+MEMORY_EVENTS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")  # of cgroup version 2, 1
 TERMINATION_LOG = "/dev/termination-log"
 MESSAGE_BYTES_MAX = 2000  # a message is cut at 4096 bytes, and some runtimes keep half of it
 TRACEBACK_CHARS_MAX = 4000
@@ -65,7 +66,8 @@ class Driven:
         self._rank = int(environment["BASILICA_RANK"])
         self._pod, self._node = environment.get("BASILICA_POD_UID", ""), environment.get("NODE_NAME", "")
         self._endpoint = environment["BASILICA_RDZV_ENDPOINT"]
-        self._memory_events = environment.get("BASILICA_MEMORY_EVENTS", MEMORY_EVENTS)
+        given = environment.get("BASILICA_MEMORY_EVENTS")
+        self._memory_events = next((path for path in (given, *MEMORY_EVENTS) if path and os.path.exists(path)), None)
         self._instance = environment.get("BASILICA_DEPLOYMENT", "run")
         self._layout = Layout(scratch)
         os.makedirs(self._layout.reports(self._instance), exist_ok=True)
@@ -261,11 +263,7 @@ class Driven:
         }
 
     def _memory_kills(self) -> int:
-        try:
-            lines = Path(self._memory_events).read_text().splitlines()
-        except OSError:
-            return 0
-        return sum(int(count) for name, _, count in (line.partition(" ") for line in lines) if name == "oom_kill")
+        return read_oom_kills(self._memory_events)
 
     # ---- what is told ----------------------------------------------------------------------------------------------
 
