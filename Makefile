@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 OFFICIAL := .venvs/official-0.36.8/.installed .venvs/official-0.29.0/.installed
 
-.PHONY: setup demo system test test-fast lint types fmt verify bench chaos clean
+.PHONY: setup demo system test test-fast lint types fmt verify bench chaos test-cluster clean
 
 setup: $(STAMP)
 
@@ -32,11 +32,11 @@ system:
 # Three workers on a small machine can starve a test that has the clock against it: what failed is tried once more, alone.
 # Both summaries are shown; a fault fails twice.
 test: setup lint types system $(OFFICIAL)
-	$(BIN)/python -m pytest -m "not chaos" -n 3 || \
-		$(BIN)/python -m pytest -m "not chaos" -n 0 --last-failed --last-failed-no-failures none
+	$(BIN)/python -m pytest -m "not chaos and not cluster" -n 3 || \
+		$(BIN)/python -m pytest -m "not chaos and not cluster" -n 0 --last-failed --last-failed-no-failures none
 
 test-fast: setup
-	$(BIN)/python -m pytest -q -m "not slow and not chaos" -n 2
+	$(BIN)/python -m pytest -q -m "not slow and not chaos and not cluster" -n 2
 
 lint: setup
 	$(BIN)/ruff check .
@@ -60,6 +60,13 @@ bench: setup $(OFFICIAL)
 
 chaos: setup
 	$(BIN)/python -m pytest -m chaos -s
+
+# Installs Basilica on the cluster that kubectl speaks to, and tells its stories there. IMAGE: ours, where nodes find it;
+# PLAIN_IMAGE: any other with Python.
+PLAIN_IMAGE ?= python:3.12-slim
+test-cluster: setup
+	test -n "$(IMAGE)" || (echo "say which image: make test-cluster IMAGE=basilica:1" >&2; exit 2)
+	BASILICA_TEST_IMAGE=$(IMAGE) BASILICA_TEST_PLAIN_IMAGE=$(PLAIN_IMAGE) $(BIN)/python -m pytest -m cluster tests/cluster
 
 clean:
 	rm -rf $(VENV) .venvs .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -1,0 +1,160 @@
+"""What people do with an installation on a real cluster, by our SDK, our command line, and kubectl."""
+
+import json
+import subprocess
+from typing import Any
+
+import pytest
+
+from basilica import WorldSize
+from tests.cluster.installed import CONTROL, Installed, kubectl, operators_killed, until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+SMALL: dict[str, Any] = {"cpu": "50m", "memory": "128Mi", "gpu_count": 0}
+STAY = ["python3", "-u", "-c", "import os, time; print('rank', os.environ['RANK'], 'up'); time.sleep(600)"]
+HOG = """
+import os, time
+print("rank", os.environ["RANK"], "begins")
+time.sleep(1)
+hoard = bytearray(400 << 20) if os.environ["RANK"] == "1" else b""
+time.sleep(600)
+"""
+FAILS = """
+import os, sys, time
+print("attempt", os.environ["BASILICA_ATTEMPT"])
+if os.environ["RANK"] == "1":
+    sys.exit(3)
+time.sleep(600)
+"""
+
+
+def test_a_run_comes_up_grows_shrinks_and_is_cancelled(here: Installed) -> None:
+    with here.client() as client:
+        run = client.deploy_distributed("story", command=STAY, world_size=WorldSize(2, 2, 4), **SMALL)
+        assert run.wait_until_target_world().ready == 2
+        for size in (4, 2):
+            run.scale(size)
+            assert run.wait_until_target_world().ready == size
+        for rank in range(2):
+            assert run.logs(rank=rank).splitlines()[-1] == f"rank {rank} up"
+        run.cancel()
+        run.refresh()
+        assert run.phase == "cancelled"
+        instance = run.name
+        run.delete()
+    until(lambda: not here.leftovers(instance), "nothing of it is left")
+
+
+def test_a_run_that_is_made_by_hand_and_deleted_by_hand(here: Installed) -> None:
+    kubectl("create", "namespace", here.namespace, check=False)
+    here.apply("by-hand", image=here.plain_image, command=STAY, world={"min": 2, "target": 2, "max": 4})
+    here.until_phase("by-hand", "ready")
+    kubectl("--namespace", here.namespace, "scale", "ud", "by-hand", "--replicas", "3")
+    until(lambda: here.get("ud", "by-hand")["status"]["world"]["ready"] == 3, "three ranks are up")
+    assert [line for line in here.cli("train", "logs", "by-hand", "--rank", "2").splitlines() if "rank 2 up" in line]
+    kubectl("--namespace", here.namespace, "delete", "ud", "by-hand")
+    until(lambda: not here.leftovers("by-hand"), "nothing of it is left")
+
+
+def test_a_rank_that_is_killed_for_its_memory_is_named(here: Installed) -> None:
+    with here.client() as client:
+        run = client.deploy_distributed(
+            "oom", image=here.plain_image, command=["python3", "-u", "-c", HOG], world_size=WorldSize(2, 2, 2), **SMALL
+        )
+        until(lambda: run.refresh().is_terminal, "it has ended")
+        assert run.culprit is not None
+        assert (run.phase, run.culprit.rank) == ("failed", 1)
+        assert (run.culprit.exit_code, run.culprit.termination_reason) == (137, "OOMKilled")
+        assert "rank 1 begins" in run.culprit.log_tail
+        run.delete()
+
+
+def test_a_rank_that_fails_three_times(here: Installed) -> None:
+    with here.client() as client:
+        run = client.deploy_distributed(
+            "fails", command=["python3", "-u", "-c", FAILS], world_size=WorldSize(2, 2, 2), max_restarts=2, **SMALL
+        )
+        until(lambda: run.refresh().is_terminal, "it has ended")
+        assert run.culprit is not None
+        assert (run.culprit.rank, run.culprit.exit_code) == (1, 3)
+        exits = {each.rank: each for each in run.rank_exits}
+        assert (exits[1].restart_count, exits[0].role) == (2, "stopped")
+        assert [line for line in run.logs(rank=1).splitlines() if line.startswith("attempt")] == [
+            f"attempt {number}" for number in range(3)
+        ]
+        run.delete()
+
+
+def test_an_edit_of_a_run_that_has_ended_is_ignored_and_told(here: Installed) -> None:
+    kubectl("create", "namespace", here.namespace, check=False)
+    here.apply("over", command=["true"], world={"min": 1, "target": 1, "max": 4})
+    here.until_phase("over", "succeeded")
+    patch = json.dumps({"spec": {"distributed": {"worldSize": {"target": 3}}}})
+    kubectl("--namespace", here.namespace, "patch", "ud", "over", "--type", "merge", "-p", patch)
+
+    def told() -> bool:
+        events = here.get("events")["items"]
+        return any(event["reason"] == "UDTerminalState" and event["type"] == "Warning" for event in events)
+
+    until(told, "a Warning UDTerminalState")
+    assert here.get("ud", "over")["status"]["phase"] == "succeeded"
+    kubectl("--namespace", here.namespace, "delete", "ud", "over")
+
+
+def test_what_a_function_returns_comes_back(here: Installed) -> None:
+    def twice(number: int) -> int:
+        import os  # a function is shipped alone
+
+        return number * 2 + int(os.environ["RANK"])
+
+    with here.client() as client:
+        run = client.deploy_distributed(
+            "function", source=twice, source_args=[20], image=here.image, world_size=WorldSize(2, 2, 2), **SMALL
+        )
+        assert run.results(timeout=120) == {0: 40, 1: 41}
+        run.delete()
+
+
+def test_a_network_probe_runs_beside_the_ranks(here: Installed) -> None:
+    with here.client() as client:
+        run = client.deploy_distributed("bench", command=STAY, world_size=WorldSize(2, 2, 2), bench=True, **SMALL)
+        found = run.wait_until_bench_complete()
+        assert found is not None
+        assert run.bench is not None, found
+        run.delete()
+
+
+def test_nothing_is_lost_or_doubled_while_operators_are_killed(here: Installed) -> None:
+    count = "import os, time; print('start of', os.environ['RANK'], os.environ['BASILICA_ATTEMPT']); time.sleep(20)"
+    with here.client() as client, operators_killed(every=(2.0, 6.0)) as killed:
+        runs = [
+            client.deploy_distributed(
+                f"storm-{n}", command=["python3", "-u", "-c", count], world_size=WorldSize(1, 2, 3), wait=False, **SMALL
+            )
+            for n in range(3)
+        ]
+        for run in runs:
+            run.wait_until_min_world(timeout=240)
+        runs[0].scale(3)
+        runs[1].cancel()
+        until(lambda: all(run.refresh().is_terminal for run in runs), "all have ended", within=240)
+    assert killed
+    assert [run.phase for run in runs] == ["succeeded", "cancelled", "succeeded"]
+    for run, size in ((runs[0], 3), (runs[2], 2)):
+        for rank in range(size):
+            assert run.logs(rank=rank).splitlines() == [f"start of {rank} 0"]
+        run.delete()
+    runs[1].delete()
+    ready = ("rollout", "status", "deployment/basilica-operator", "--timeout=120s")
+    kubectl("--namespace", CONTROL, *ready)
+
+
+def test_what_the_installation_leaves_behind_is_nothing(here: Installed) -> None:
+    """The last story: no run, no pod, and no finalizer that would keep a namespace."""
+    kubectl("--namespace", here.namespace, "delete", "ud", "--all")
+    until(lambda: not here.get("pods")["items"], "no pod is left")
+    done = subprocess.run(
+        ["kubectl", "delete", "namespace", here.namespace], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
