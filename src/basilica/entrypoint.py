@@ -2,7 +2,8 @@
 
 It waits at the mesh gate and then stays as init: it starts the rank, forwards signals to it, reaps what the rank leaves
 behind, starts it again in place while there are restarts left, records each exit, and ends as the rank did (128+n for
-signal n). A rank that is process 1 itself would ignore SIGTERM, and could turn a crash into exit 0.
+signal n). A rank that is process 1 itself would ignore SIGTERM, and could turn a crash into exit 0. With `--beside`
+before the `--` it runs a command beside the rank instead, see `basilica.beside`.
 
     BASILICA_MAX_RESTARTS   how often the rank may start again after a failure (default 0)
     BASILICA_MESH_TIMEOUT   seconds to wait at the gate at most (default 60)
@@ -162,6 +163,10 @@ def live_world(environment: Mapping[str, str]) -> dict[str, str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     command = list(sys.argv[1:] if arguments is None else arguments)
+    if command[:1] == ["--beside"]:
+        from basilica import beside  # noqa: PLC0415 - it is no rank that is wanted
+
+        return beside.main(command[1:])
     if command[:1] == ["--"]:
         command = command[1:]
     if not command or command[0] in ("-h", "--help"):
@@ -170,11 +175,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _end_at_once)  # as process 1 we would ignore it
     signal.signal(signal.SIGINT, _end_at_once)
     _adopt_orphans()
-    _tell_of_other_hosts()
     if os.environ.get("BASILICA_DRIVEN") == "1":
         from basilica import driven  # noqa: PLC0415 - only where there is somebody to drive
 
         return driven.main(command)
+    _tell_of_other_hosts()
     mesh.main(["--timeout", os.environ.get("BASILICA_MESH_TIMEOUT", "60")])
     return Init(command, _number("BASILICA_MAX_RESTARTS"), os.environ.get("BASILICA_EXIT_FILE")).run()
 
@@ -184,8 +189,6 @@ def _tell_of_other_hosts() -> None:
     if address and os.environ.get("NODE_NAME") and os.environ.get("BASILICA_RDZV_ENDPOINT"):
         # It ends with the container, or with the run's rendezvous.
         command = [sys.executable, "-m", "basilica.reach", "--address", address]
-        if os.environ.get("BASILICA_DRIVEN") == "1":  # several ranks may share a node, each with an address of its own
-            command += ["--node", f"{os.environ['NODE_NAME']}/{os.environ.get('BASILICA_RANK', '')}"]
         where = os.pathsep.join(filter(None, [OUR_OWN, os.environ.get("PYTHONPATH")]))
         os.posix_spawn(sys.executable, command, {**os.environ, "PYTHONPATH": where})
 

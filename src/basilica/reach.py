@@ -6,12 +6,10 @@ something is wrong and seldom while all is well. What it found is in `/basilica/
 host, empty if it answers, written again only when it changes. Standard library only.
 """
 
-import argparse
 import asyncio
 import contextlib
 import json
 import os
-import secrets
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from dataclasses import dataclass
 from basilica.rendezvous.client import Answer, KeysClient
 from basilica.rendezvous.exchange import NoAnswer
 from basilica.rendezvous.names import HOSTS, PAIRS
+from basilica.rendezvous.persisting import tries
 
 ANSWER_WITHIN_S = 3.0
 RETRY_S = 0.5
@@ -40,10 +39,10 @@ class Peer:
 
 
 class Reach:
-    """One host of one run."""
+    """One host of one run. `patience`: seconds without a rendezvous after which the run is taken to be over."""
 
-    def __init__(self, node: str, address: str, endpoint: str) -> None:
-        self._node, self._address, self._endpoint = node, address, endpoint
+    def __init__(self, node: str, address: str, endpoint: str, patience: float = RENDEZVOUS_GONE_S) -> None:
+        self._node, self._address, self._endpoint, self._patience = node, address, endpoint, patience
         self._found: dict[str, str] = {}
         self._probes: dict[Peer, asyncio.Task[None]] = {}
         self._news = asyncio.Event()
@@ -77,18 +76,21 @@ class Reach:
     async def _follow_hosts(self, ours: str) -> None:
         keys = KeysClient(self._endpoint)
         loop = asyncio.get_running_loop()
-        gone_at = loop.time() + RENDEZVOUS_GONE_S
+        silent_since: float | None = None
         try:
-            while loop.time() < gone_at:
-                with contextlib.suppress(NoAnswer):
+            async for _ in tries():
+                try:
                     await keys.put(f"{HOSTS}/{self._node}", ours)
+                    self._news.set()  # it may be another that knows nothing yet
                     while True:
                         found = await keys.get(HOSTS, recursive=True)
+                        silent_since = None
                         self._meet(found, ours)
-                        gone_at = loop.time() + RENDEZVOUS_GONE_S
                         await keys.wait(HOSTS, found.index + 1, recursive=True)
-                        gone_at = loop.time() + RENDEZVOUS_GONE_S
-                await asyncio.sleep(RETRY_S)
+                except NoAnswer:
+                    silent_since = loop.time() if silent_since is None else silent_since
+                    if loop.time() - silent_since >= self._patience:
+                        break
         finally:
             await keys.close()
 
@@ -131,6 +133,8 @@ class Reach:
             while True:
                 await self._news.wait()
                 self._news.clear()
+                if not self._found:
+                    continue
                 try:
                     await keys.put(f"{PAIRS}/{self._node}", json.dumps(self._found, sort_keys=True))
                 except NoAnswer:
@@ -162,7 +166,7 @@ class _Connection:
                 if self._streams is None:
                     self._streams = await asyncio.open_connection(self._peer.address, self._peer.port, limit=LINE_MAX)
                 reader, writer = self._streams
-                word = secrets.token_hex(8)
+                word = os.urandom(8).hex()
                 writer.write(f"{word}\n".encode())
                 answer = await reader.readline()
                 if not answer:
@@ -194,6 +198,8 @@ def _parse(node: str, value: str) -> Peer | None:
 
 
 def main(argv: list[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
+    import argparse  # noqa: PLC0415 - ranks that only use `Reach` start sooner without it
+
     parser = argparse.ArgumentParser(prog="python -m basilica.reach", description=(__doc__ or "").partition(":")[0])
     parser.add_argument("--node", default=environment.get("NODE_NAME"), help="this host's name (default: NODE_NAME)")
     parser.add_argument("--address", required=True, help="this host's address for training")
@@ -202,12 +208,15 @@ def main(argv: list[str] | None = None, environment: Mapping[str, str] = os.envi
         default=environment.get("BASILICA_RDZV_ENDPOINT"),
         help="host:port of the rendezvous (default: BASILICA_RDZV_ENDPOINT)",
     )
+    parser.add_argument(
+        "--patience", type=float, default=RENDEZVOUS_GONE_S, help="seconds without a rendezvous until it gives up"
+    )
     args = parser.parse_args(argv)
     if not args.node or not args.endpoint:
         print("reach: needs --node and --endpoint, or NODE_NAME and BASILICA_RDZV_ENDPOINT", file=sys.stderr)
         return 2
     try:
-        asyncio.run(Reach(args.node, args.address, args.endpoint).run())
+        asyncio.run(Reach(args.node, args.address, args.endpoint, args.patience).run())
     except OSError as error:
         print(f"reach: cannot listen on {args.address}: {error.strerror or error}", file=sys.stderr)
         return 1
