@@ -9,29 +9,32 @@ changes nothing: the rank goes on, and what has happened is told when it answers
     BASILICA_TERMINATION_LOG   the file of the termination message (default /dev/termination-log)
     BASILICA_MEMORY_EVENTS     where the kernel counts kills for memory (default: of this container's cgroup)
     BASILICA_SCRATCH           a directory for the rank's result and error files (default: a temporary one)
+    BASILICA_RANK_ENV          variables of the rank that must not decide how this program starts, as JSON
 """
 
 import asyncio
 import base64
 import contextlib
 import json
+import math
 import os
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
-from basilica import mesh
+from basilica import beside, mesh
 from basilica.core.commands import expanded
-from basilica.core.reports import Report
 from basilica.core.seen import Ended
+from basilica.delivery import Undeliverable, deliver, without_delivery
 from basilica.entrypoint import CANNOT_EXECUTE, ENDING, FORWARDED, NOT_FOUND, Rank, reap_all
 from basilica.rank_output import Output
+from basilica.reach import Reach
 from basilica.rendezvous.exchange import NoAnswer
-from basilica.rendezvous.names import REPORTS, RESULTS
+from basilica.rendezvous.names import RESULTS
 from basilica.rendezvous.orders import (
     AttemptRecord,
     Order,
@@ -41,12 +44,13 @@ from basilica.rendezvous.orders import (
     order_key,
 )
 from basilica.rendezvous.persisting import opened, tries
+from basilica.report_telling import ReportTelling
 from basilica.reporting import FILE_ENV as REPORT_FILE
 from basilica.runtimes.local.layout import Key, Layout
-from basilica.runtimes.local.report_files import read_reports
 from basilica.runtimes.local.supervisor import read_oom_kills
 from basilica.runtimes.local.tracebacks import read_traceback
 
+RANK_ENV = "BASILICA_RANK_ENV"
 TERMINATED = 128 + signal.SIGTERM
 MEMORY_EVENTS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")  # of cgroup version 2, 1
 TERMINATION_LOG = "/dev/termination-log"
@@ -55,7 +59,7 @@ TRACEBACK_CHARS_MAX = 4000
 RESULT_BYTES_MAX = 512 << 10
 RECORDS_KEPT = 4
 TELL_WITHIN_S = 10.0
-REPORT_EVERY_S = 1.0
+LONG_WAIT_S = 10.0  # at the gate; before that nothing is said of it, since the log is the rank's
 
 
 class Driven:
@@ -71,13 +75,14 @@ class Driven:
         self._instance = environment.get("BASILICA_DEPLOYMENT", "run")
         self._layout = Layout(scratch)
         os.makedirs(self._layout.reports(self._instance), exist_ok=True)
-        self._reported: Report | None = None
+        self._reports = ReportTelling(self._rank, self._instance, self._layout, self._say_for_good, _log_line)
         self._order: Order | None = None
         self._ending = False  # the platform told us to end
         self._process: Rank | None = None
         self._stirred = asyncio.Event()
         self._records: dict[int, AttemptRecord] = {}
         self._untold: dict[str, str] = {}  # keys and values that the keyspace has yet to take
+        self._said: dict[str, str] = {}  # what it is to know for as long as we are here
         self._news, self._told = asyncio.Event(), asyncio.Event()
         self._handled = -1  # the newest attempt that was run, or was not ours to run
         self._code = TERMINATED
@@ -88,7 +93,8 @@ class Driven:
         for number in FORWARDED:
             loop.add_signal_handler(number, self._signalled, number)
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
-        tasks = [asyncio.create_task(self._follow_orders()), asyncio.create_task(self._tell())]
+        works = (self._follow_orders(), self._tell(), self._reach_others())
+        tasks = [asyncio.create_task(work) for work in works]
         try:
             return await self._serve()
         finally:
@@ -130,14 +136,29 @@ class Driven:
                 await self._stirred.wait()
         self._stirred.clear()
 
+    async def _reach_others(self) -> None:
+        """Be asked by the other ranks, and tell which of them answer. Pods of one node have addresses of their own."""
+        address = self._environment.get("BASILICA_HOST_ADDRESS")
+        if not address or not self._node:
+            return
+        try:
+            # The rendezvous may be moved, and that takes its time: the run is over when this container is.
+            await Reach(f"{self._node}/{self._rank}", address, self._endpoint, patience=math.inf).run()
+        except OSError as error:
+            _log_line(f"the other ranks cannot reach this one: cannot listen on {address}: {error.strerror or error}")
+
     # ---- one attempt -----------------------------------------------------------------------------------------------
 
     async def _attempt(self, order: Order) -> bool:
         """Run it, if it is ours; True if the rank has done its work, so that nothing more is to come."""
         if not await self._claim(order.attempt):
             return False
-        await self._pass_the_gate(order.attempt)
-        if self._is_to_end(order.attempt):
+        undeliverable = await self._deliver()
+        if undeliverable is None:
+            await self._pass_the_gate(order.attempt)
+        if undeliverable is not None:
+            ended = undeliverable
+        elif self._is_to_end(order.attempt):
             stopped = not self._ending
             reason = "Cancelled" if stopped else "Terminated"
             ended = Ended(
@@ -145,7 +166,8 @@ class Driven:
             )
         else:
             ended = await self._execute(order)
-        self._tell_result()  # first: whoever knows of the end may look for it
+        self._tell_result()
+        self._say_again()  # first: whoever knows of the end may look for it
         self._record(order.attempt, ended=ended)
         self._leave_message(order.attempt)
         done = ended.exit_code == 0 and not ended.stopped and not ended.by_platform
@@ -170,15 +192,32 @@ class Driven:
                             return False
                         record = found
                     self._records[attempt] = record
+                    await self._reports.learn(keys)
                     return True
         return False
 
+    async def _deliver(self) -> Ended | None:
+        """Be in the directory that was sent for the run, if there is one; how the attempt ended if that cannot be."""
+        try:
+            place = await asyncio.to_thread(deliver, self._environment)
+            if place is not None:
+                os.chdir(place)  # and so all that we start
+        except (Undeliverable, OSError) as error:
+            return _cannot_start(str(error), CANNOT_EXECUTE)
+        return None
+
     async def _pass_the_gate(self, attempt: int) -> None:
         timeout = float(self._environment.get("BASILICA_MESH_TIMEOUT", mesh.DEFAULT_SECONDS))
-        gate = asyncio.create_task(mesh.mesh_wait_async(timeout))
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        reminder = loop.call_later(LONG_WAIT_S, _log_line, "waiting until enough ranks are there and reach each other")
+        gate = asyncio.create_task(mesh.wait_saying(lambda _: None, timeout))
         gate.add_done_callback(lambda _: self._stirred.set())
         while not gate.done() and not self._is_to_end(attempt):
             await self._stir()
+        reminder.cancel()
+        if gate.done():
+            _tell_of_the_gate(loop.time() - began)
         gate.cancel()
         await asyncio.gather(gate, return_exceptions=True)
 
@@ -196,6 +235,7 @@ class Driven:
                 os.unlink(environment[name])  # of an earlier attempt
         kills = self._memory_kills()
         command, output = expanded(self._command, environment), Output()
+        beside.tell(environment)
         try:
             rank = self._process = Rank(command, environment, output.writing)
         except OSError as error:
@@ -204,11 +244,12 @@ class Driven:
             return _start_error(command[0], error)
         output.started()
         self._record(order.attempt, started_at=rank.started_at)
-        reports = asyncio.create_task(self._pass_on_reports())
+        self._reports.begin(order.attempt, int(environment["WORLD_SIZE"]))
+        reports = asyncio.create_task(self._reports.keep_telling())
         stopped, by_platform = await self._until_it_ends(order.attempt, rank)
         self._process = None
         reports.cancel()
-        self._tell_report()
+        self._reports.finish()
         assert rank.code is not None
         exit_code = rank.code if rank.code >= 0 else 128 - rank.code
         killer = signal.Signals(-rank.code).name if rank.code < 0 else None
@@ -252,7 +293,7 @@ class Driven:
     def _rank_environment(self, order: Order) -> dict[str, str]:
         world = str(order.world or self._environment.get("BASILICA_WORLD_TARGET", "1"))
         return {
-            **self._environment,
+            **without_delivery(self._environment),
             "RANK": str(self._rank),
             "WORLD_SIZE": world,
             "BASILICA_WORLD_TARGET": world,
@@ -280,25 +321,22 @@ class Driven:
         self._told.clear()
         self._news.set()
 
+    def _say_for_good(self, key: str, value: str) -> None:
+        """Also to a keyspace that has lost it."""
+        self._said[key] = value
+        self._say(key, value)
+
+    def _say_again(self) -> None:
+        for key, value in self._said.items():
+            self._say(key, value)
+
     def _tell_result(self) -> None:
         with contextlib.suppress(OSError):
             path = self._scratch / "result"
             if path.stat().st_size <= RESULT_BYTES_MAX:
-                self._say(f"{RESULTS}/{self._rank}", base64.b64encode(path.read_bytes()).decode())
+                self._say_for_good(f"{RESULTS}/{self._rank}", base64.b64encode(path.read_bytes()).decode())
             else:
-                print(f"basilica: a result of more than {RESULT_BYTES_MAX} bytes is not kept", file=sys.stderr)
-
-    async def _pass_on_reports(self) -> None:
-        while True:
-            await asyncio.sleep(REPORT_EVERY_S)
-            self._tell_report()
-
-    def _tell_report(self) -> None:
-        """The last report of the rank, if it is new."""
-        found = read_reports(self._layout, self._instance).get(self._rank)
-        if found is not None and found != self._reported:
-            self._reported = found
-            self._say(f"{REPORTS}/{self._rank}", json.dumps(asdict(found)))
+                _log_line(f"a result of more than {RESULT_BYTES_MAX} bytes is not kept")
 
     def _leave_message(self, attempt: int) -> None:
         """For whoever finds the container and no keyspace. Lines are left out until it fits."""
@@ -348,6 +386,7 @@ class Driven:
                     found = await keys.get(key)
                     if found.index == 0:
                         continue
+                    self._say_again()
                     for attempt, record in self._records.items():
                         self._say(attempt_key(self._rank, attempt), record.dump())
                     index = found.index
@@ -367,22 +406,48 @@ class Driven:
         return self._handled if self._order is None else max(self._handled, self._order.attempt)
 
 
+def _tell_of_the_gate(seconds: float) -> None:
+    """What somebody who reads the log of the rank may wonder about; nothing if all went well and quickly."""
+    match mesh.mesh_status():
+        case "degraded":
+            _log_line("not all hosts reach each other: the rank starts, and its traffic goes over the relay")
+        case "timeout":
+            _log_line(
+                f"within {seconds:.0f} s nobody said that the hosts reach each other: the rank starts all the same"
+            )
+        case "ready" if seconds >= LONG_WAIT_S:
+            _log_line(f"the rank starts after {seconds:.0f} s")
+        case _:
+            pass
+
+
+def _log_line(text: str) -> None:
+    print(f"basilica: {text}", file=sys.stderr, flush=True)
+
+
 def _start_error(program: str, error: OSError) -> Ended:
-    sentence = f"cannot execute {program}: {error.strerror}"
-    print(f"basilica: {sentence}", file=sys.stderr, flush=True)
     code = NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_EXECUTE
+    return _cannot_start(f"cannot execute {program}: {error.strerror}", code)
+
+
+def _cannot_start(sentence: str, code: int) -> Ended:
+    _log_line(sentence)
     return Ended(exit_code=code, reason="StartError", finished_at=time.time(), start_error=sentence)
 
 
 def main(command: Sequence[str]) -> int:
     missing = [name for name in ("BASILICA_RANK", "BASILICA_RDZV_ENDPOINT") if not os.environ.get(name)]
     if missing:
-        print(f"basilica: to be driven needs {' and '.join(missing)}", file=sys.stderr)
+        _log_line(f"to be driven needs {' and '.join(missing)}")
         return 2
+    os.environ.update(json.loads(os.environ.pop(RANK_ENV, "{}")))  # we have started: what they decide is ours no more
     with tempfile.TemporaryDirectory(prefix="basilica-rank-") as temporary:
-        scratch = Path(os.environ.get("BASILICA_SCRATCH", temporary))
+        scratch = Path(os.environ.get("BASILICA_SCRATCH", temporary)).absolute()
 
         async def drive() -> int:
             return await Driven(command, os.environ, scratch).run()
 
-        return asyncio.run(drive())
+        try:
+            return asyncio.run(drive())
+        finally:
+            beside.forget()

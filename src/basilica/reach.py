@@ -208,15 +208,12 @@ def main(argv: list[str] | None = None, environment: Mapping[str, str] = os.envi
         default=environment.get("BASILICA_RDZV_ENDPOINT"),
         help="host:port of the rendezvous (default: BASILICA_RDZV_ENDPOINT)",
     )
-    parser.add_argument(
-        "--patience", type=float, default=RENDEZVOUS_GONE_S, help="seconds without a rendezvous until it gives up"
-    )
     args = parser.parse_args(argv)
     if not args.node or not args.endpoint:
         print("reach: needs --node and --endpoint, or NODE_NAME and BASILICA_RDZV_ENDPOINT", file=sys.stderr)
         return 2
     try:
-        asyncio.run(Reach(args.node, args.address, args.endpoint, args.patience).run())
+        asyncio.run(Reach(args.node, args.address, args.endpoint).run())
     except OSError as error:
         print(f"reach: cannot listen on {args.address}: {error.strerror or error}", file=sys.stderr)
         return 1
