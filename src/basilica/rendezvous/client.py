@@ -92,9 +92,13 @@ class KeysClient:
         return await self._ask("DELETE", key, {"recursive": "true"} if recursive else {})
 
     async def wait(self, key: str, since: int, *, recursive: bool = False) -> Answer:
-        """The first change of the key at or after the index `since`, however long it takes."""
-        query = {"wait": "true", "waitIndex": str(since)}
-        return await self._ask("GET", key, query | ({"recursive": "true"} if recursive else {}), within=None)
+        """The first change of the key at or after the index `since`, however long it takes.
+
+        Not asked again on another connection: behind it may be a keyspace that was begun anew, which would count for
+        long until it came to that index.
+        """
+        query = {"wait": "true", "waitIndex": str(since)} | ({"recursive": "true"} if recursive else {})
+        return await self._ask("GET", key, query, within=None, repeatable=False)
 
     async def _ask(
         self,
