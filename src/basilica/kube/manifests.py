@@ -16,6 +16,7 @@ OPERATOR, API = "basilica-operator", "basilica-api"
 HEALTH_PORT, API_PORT = 8080, 7411
 REPLICAS = 2
 USER = 1000
+NODE_SECONDS = 30  # how long a node that does not answer is waited for
 
 READ, WRITE = ("get", "list", "watch"), ("create", "patch", "delete")
 
@@ -42,7 +43,7 @@ def _operator_rules() -> list[Json]:
     return [
         _rule(GROUP, [PLURAL], (*READ, "patch", "delete")),
         _rule(GROUP, [f"{PLURAL}/status"], ("patch",)),
-        _rule("", ["configmaps"], ("get", "list", "create", "patch")),  # what deleted runs used
+        _rule("", ["configmaps"], ("get", "list", *WRITE)),  # what deleted runs used, and directories that were sent
         _rule("", ["secrets"], ("get", *WRITE)),  # variables and results of runs
         _rule("", ["events"], ("create", "patch")),
         _rule("", ["pods"], (*READ, "patch", "delete")),
@@ -63,11 +64,12 @@ def _api_rules() -> list[Json]:
     return [
         _rule(GROUP, [PLURAL], (*READ, *WRITE)),
         _rule("", ["namespaces"], ("create",)),
-        _rule("", ["configmaps"], ("get", "list", "create", "patch")),  # tickets, and what deleted runs used
+        _rule("", ["configmaps"], ("get", "list", "create", "patch")),  # tickets, usage, directories
         _rule("", ["secrets"], ("get", "create", "patch")),
         _rule("", ["events"], ("create", "patch")),
         _rule("", ["pods"], READ),
         _rule("", ["pods/log"], ("get",)),
+        _rule("", ["pods/exec"], ("get", "create")),  # what a WebSocket asks for, and since 1.35 has to be allowed
         _rule("", ["services", "nodes"], READ),
         _rule("batch", ["jobs"], READ),
     ]
@@ -143,13 +145,17 @@ def _deployment(name: str, namespace: str, image: str, arguments: Sequence[str],
         "topologyKey": "kubernetes.io/hostname",
         "whenUnsatisfiable": "ScheduleAnyway",
         "labelSelector": {"matchLabels": _labels(name)},
+        "matchLabelKeys": ["pod-template-hash"],  # pods that an update is about to end do not count
     }
+    # The default is five minutes, and a node that is lost may have had all replicas.
+    elsewhere = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": NODE_SECONDS}
     pod = {
         "serviceAccountName": name,
         "securityContext": security,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": 30,
         "topologySpreadConstraints": [spread],
+        "tolerations": [{**elsewhere, "key": f"node.kubernetes.io/{what}"} for what in ("unreachable", "not-ready")],
         "containers": [container],
         "volumes": [{"name": "tmp", "emptyDir": {}}],
     }
