@@ -42,6 +42,8 @@ def fill(stage: Stage) -> dict[str, str]:
         "failed": failed,
         "stalled": stalled,
         "big": big,
+        "rounds": scenes.rounds(stage),
+        "replicas": scenes.rounds(stage, "diloco-64", replicas=64, count=500),
         "training": scenes.training(stage, clock=lambda s: at(stage, s)),
     }
     at(stage, 0)
@@ -58,6 +60,15 @@ def take(page: Page, path: Path, ready: str) -> None:
     page.screenshot(path=str(path))
 
 
+def take_rounds(page: Page, path: Path) -> None:
+    """That part alone: it is below what a screen shows."""
+    part = page.get_by_role("region", name="Rounds", exact=True)
+    page.locator(".round-row").nth(50).wait_for()
+    page.locator("[role=rowheader]", has_text="109").scroll_into_view_if_needed()
+    page.locator(".replica[aria-label*='109, replica 5']").hover()
+    part.screenshot(path=str(path))
+
+
 def pages(made: dict[str, str]) -> dict[str, tuple[str, str]]:
     run = f"#/run/{made['training']}"
     return {
@@ -66,6 +77,8 @@ def pages(made: dict[str, str]) -> dict[str, tuple[str, str]]:
         "failed": (f"#/run/{made['failed']}", ".card.bad"),
         "stalled": (f"#/run/{made['stalled']}", ".card.warn"),
         "big": (f"#/run/{made['big']}", ".grid [role=option]"),
+        "rounds": (f"#/run/{made['rounds']}", ".replica"),
+        "replicas": (f"#/run/{made['replicas']}", ".replica"),
         "logs": (f"{run}/logs", ".line"),
     }
 
@@ -86,6 +99,8 @@ def main(directory: Path) -> None:
                     for name, (where, ready) in pages(made).items():
                         page.goto(f"{stage.url}/{where}")
                         take(page, directory / f"{name}-{look}.png", ready)
+                        if name == "rounds":
+                            take_rounds(page, directory / f"rounds-part-{look}.png")
             with looking(browser, f"{stage.url}/") as page:
                 take(page, directory / "signed-out-light.png", ".signed-out")
             browser.close()

@@ -59,6 +59,62 @@ def training(
     return instance
 
 
+def round_of(round: int, replica: int, world: int, missing: tuple[int, ...] = (), **changes: float) -> dict[str, float]:
+    """What a replica reports of a round in which these were not counted: 8 MB of model through a slow link."""
+    slowest = missing[0] if missing else (round * 7) % world
+    wait = 0.0 if replica == slowest else 5.0 if missing else 0.2 + 0.1 * ((round + replica) % 9)
+    told = {
+        "round": round,
+        "fragment": 0,
+        "replica": replica,
+        "counted": float(replica not in missing),
+        "weight": 0.0 if replica in missing else 6400 + 64 * (replica % 5),
+        "members": world - len(missing),
+        "world": world,
+        "bytes_up": 8.1e6,
+        "bytes_down": 14.2e6 + 1000 * replica,
+        "wait_s": wait,
+        "waited_for": -1 if replica == slowest else slowest,
+        "round_s": 1.4 + wait,
+    } | changes
+    return {f"diloco_{name}": value for name, value in told.items()}
+
+
+def rounds(
+    stage: Stage,
+    name: str = "diloco-1b",
+    *,
+    replicas: int = 8,
+    count: int = 120,
+    seconds: float = 20.0,
+) -> str:
+    """A DiLoCo run in which replica 2 was away for a while, and one comes too late now and then."""
+    instance = stage.deploy(name, target=replicas, min=1, max=replicas)
+    begin = time.time() - seconds * count
+    gone = math.ceil(count * 0.9)
+
+    def tell() -> None:
+        for number in range(count):
+            away = (2,) if gone <= number < gone + 4 else ()
+            # Only the first round waits for it: the others do not expect it any more.
+            known = {"wait_s": 0.6, "waited_for": 4.0, "round_s": 2.0} if away and number > gone else {}
+            late = (replicas - 3,) if number % 29 == 27 else ()
+            for replica in range(replicas):
+                if replica in away:
+                    continue
+                stage.actors.told(
+                    instance,
+                    replica,
+                    begin + number * seconds + 0.01 * replica,
+                    100 * (number + 1),
+                    loss=2.2 * math.exp(-number / 40) + 0.6 + 0.02 * math.sin(number + replica),
+                    **round_of(number, replica, replicas, away + late, **known),
+                )
+
+    stage.call(tell)
+    return instance
+
+
 def failed(stage: Stage, name: str = "mistral-ft", *, ranks: int = 8) -> str:
     instance = stage.deploy(name, target=ranks, min=ranks, max=ranks)
     now = time.time()

@@ -59,6 +59,14 @@ class Actors(TalkingRuntime):
         ranks[key] = replace(ranks[key], sight=Sight.ENDED, ended=ended)
         self._wake(instance)
 
+    def told(self, instance: str, rank: int, at: float, step: int, **values: float) -> None:
+        """As `report`, at some moment of the past."""
+        now, self._now = self._now, lambda: at
+        try:
+            self.report(instance, rank, step, **values)
+        finally:
+            self._now = now
+
     def measured(self, instance: str, bench: SeenBench) -> None:
         self.bench[instance] = bench
         self._wake(instance)

@@ -18,6 +18,8 @@ PAGES = {
     "failed": ("#/run/mistral-ft", ".card.bad"),
     "stalled": ("#/run/vit-sweep", ".card.warn"),
     "many ranks": ("#/run/wide", ".grid[data-size=small]"),
+    "rounds": ("#/run/diloco-1b", ".replica"),
+    "many replicas": ("#/run/diloco-64", ".replica"),
     "logs": ("#/run/llama-8b/logs", ".line"),
 }
 
@@ -26,6 +28,8 @@ PAGES = {
 def _runs(stage: Stage) -> None:
     scenes.failed(stage)
     scenes.stalled(stage)
+    scenes.rounds(stage)
+    scenes.rounds(stage, "diloco-64", replicas=64, count=60)
     stage.deploy("wide", target=300)
     instance = scenes.training(stage)
     stage.do(stage.actors.write(instance, 0, "a line", "RuntimeError: a bad one", "x" * 500))

@@ -1,7 +1,12 @@
 """Live: what is told while nobody looks, and what happens to a page whose session ends."""
 
-from playwright.sync_api import Browser, Page, expect
+import asyncio
+from contextlib import suppress
 
+from playwright.sync_api import Browser, Page, Route, expect
+
+from basilica.core.errors import DeploymentNotFound
+from tests.console.relay import relaying
 from tests.console.stage import Stage, looking
 from tests.support.world import key_of
 
@@ -33,6 +38,101 @@ def test_a_page_that_nobody_looks_at_lets_the_server_rest(browser: Browser, stag
         page.evaluate(HIDE, False)
         expect(page.get_by_role("link", name="meanwhile", exact=True)).to_be_visible()
         expect(page.locator("#lost")).to_be_hidden()
+
+
+def test_a_page_that_is_opened_behind_another_lets_the_server_rest(browser: Browser, stage: Stage) -> None:
+    stage.deploy("behind")
+    with looking(browser, stage.url) as page:
+        page.clock.install()
+        page.add_init_script(f"({HIDE})(true)")
+        page.goto(stage.login_link())
+        expect(page.get_by_role("link", name="behind", exact=True)).to_be_attached()
+        watching = watchers(stage)
+        page.clock.run_for(31_000)
+        for _ in range(100):
+            if watchers(stage) < watching:
+                break
+            page.clock.run_for(100)
+        assert watchers(stage) < watching
+        page.evaluate(HIDE, False)
+        expect(page.locator("#link-state")).to_have_text("Live")
+
+
+def test_a_page_that_is_hidden_while_the_connection_is_lost_does_not_come_back_by_itself(
+    browser: Browser, stage: Stage
+) -> None:
+    stage.deploy("hidden-and-lost")
+    with relaying(stage) as relay, looking(browser, relay.url) as page:
+        page.clock.install()
+        page.goto(relay.login_link())
+        expect(page.get_by_role("link", name="hidden-and-lost", exact=True)).to_be_visible()
+        relay.cut()
+        expect(page.locator("#lost")).to_be_visible()
+        page.evaluate(HIDE, True)
+        page.clock.run_for(31_000)
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        relay.mend()
+        page.evaluate("dispatchEvent(new Event('online'))")
+        page.clock.run_for(60_000)
+        assert asked == []
+        page.evaluate(HIDE, False)
+        expect(page.locator("#link-state")).to_have_text("Live")
+        expect(page.locator("#lost")).to_be_hidden()
+
+
+def test_a_run_that_is_gone_when_the_connection_is_back(browser: Browser, stage: Stage) -> None:
+    instance = stage.deploy("gone-meanwhile")
+    with relaying(stage) as relay, looking(browser, f"{relay.login_link()}#/run/{instance}") as page:
+        expect(page.locator("#link-state")).to_have_text("Live")
+        relay.cut()
+        expect(page.locator("#lost")).to_contain_text("it goes on by itself")
+        stage.do(stage.world.plane.delete("ann", instance))
+        stage.do(gone(stage, instance))
+        relay.mend()
+        expect(page.locator(".run-head .why")).to_contain_text("There is no run called")
+        expect(page.locator("#link-state")).to_have_text("Stopped")
+        expect(page.locator("#lost")).to_be_hidden()
+
+
+async def gone(stage: Stage, instance: str) -> None:
+    with suppress(DeploymentNotFound):
+        async with asyncio.timeout(20):
+            while True:
+                await stage.world.memory.get(instance)
+                await asyncio.sleep(0.02)
+
+
+def test_what_is_refused_for_good_is_not_asked_for_again(browser: Browser, stage: Stage) -> None:
+    instance = stage.deploy("refused")
+    stage.call(stage.actors.report, instance, 0, 1, loss=1.0)
+    with looking(browser, stage.url) as page:
+        page.clock.install()
+        asked: list[str] = []
+
+        def refuse(route: Route) -> None:
+            asked.append(route.request.url)
+            route.fulfill(status=404, json={"error": {"message": "there is no such run"}})
+
+        page.route("**/series?*", refuse)
+        page.route("**/events?*", refuse)
+        page.goto(f"{stage.login_link()}#/run/{instance}")
+        expect(page.locator(".run-head .phase")).to_contain_text("ready")
+        for _ in range(6):
+            page.clock.run_for(5_000)
+            page.evaluate("new Promise((done) => queueMicrotask(done))")
+        kinds = sorted(url.rpartition("/")[2].partition("?")[0] for url in asked)
+        assert kinds == ["events", "series"]
+
+
+def test_a_log_out_that_fails_is_told_and_the_page_goes_on(page: Page, stage: Stage) -> None:
+    stage.deploy("still-here")
+    page.route("**/console/logout", lambda route: route.abort())
+    page.get_by_role("button", name="Log out").click()
+    expect(page.get_by_role("dialog", name="Still logged in")).to_contain_text("the server does not answer")
+    page.get_by_role("button", name="Close").click()
+    expect(page.locator("#link-state")).to_have_text("Live")
+    expect(page.get_by_role("link", name="still-here", exact=True)).to_be_visible()
 
 
 def test_a_session_that_ends_is_told_and_how_to_get_back(browser: Browser, stage: Stage) -> None:

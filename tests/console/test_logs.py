@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
-from tests.console.stage import Stage
+from basilica.server.page import FILES
+from tests.console.stage import Stage, looking
 
 
 def visit(page: Page, stage: Stage, name: str, rank: int | None = None) -> None:
@@ -38,6 +39,50 @@ def test_pause_keeps_what_comes(page: Page, stage: Stage) -> None:
     expect(page.locator(".line")).to_have_count(1)
     page.get_by_role("button", name="Resume").click()
     expect(page.locator(".line .text")).to_have_text(["first", "second", "third"])
+
+
+def test_another_rank_ends_a_pause(page: Page, stage: Stage) -> None:
+    instance = stage.deploy("pause-and-choose", target=2)
+    stage.do(stage.actors.write(instance, 0, "of zero"))
+    stage.do(stage.actors.write(instance, 1, "of one"))
+    visit(page, stage, instance)
+    expect(page.locator(".line")).to_have_count(2)
+    page.get_by_role("button", name="Pause").click()
+    page.get_by_label("Rank", exact=True).select_option("1")
+    expect(page.locator(".line .text")).to_have_text(["of one"])
+    expect(page.get_by_role("button", name="Pause")).to_have_attribute("aria-pressed", "false")
+
+
+def test_what_comes_while_paused_is_kept_within_bounds(browser: Browser, stage: Stage) -> None:
+    """With room for 50 lines instead of 200,000; else it is the page's own code."""
+    script = (FILES / "logs.js").read_text()
+    small = script.replace("const KEPT = 200_000;", "const KEPT = 50;")
+    assert small != script
+    instance = stage.deploy("bounded", target=1)
+    stage.do(stage.actors.write(instance, 0, *(f"line {n}" for n in range(50))))
+    with looking(browser, stage.url) as page:
+        page.route("**/logs.js", lambda route: route.fulfill(body=small, content_type="text/javascript"))
+        page.goto(stage.login_link())
+        visit(page, stage, instance)
+        tools = page.locator(".log-tools")
+        expect(tools).to_contain_text("50 lines")
+        search = page.get_by_role("searchbox", name="Find in the log")
+        search.fill("line")
+        for _ in range(9):
+            search.press("Enter")
+        expect(page.locator(".found")).to_have_text("10 of 50")
+        stage.do(stage.actors.write(instance, 0, *(f"line {n}" for n in range(50, 55))))
+        expect(page.locator(".found")).to_have_text("5 of 50")  # it is still the same line
+        page.get_by_role("button", name="Pause").click()
+        for begin in range(55, 455, 40):
+            stage.do(stage.actors.write(instance, 0, *(f"line {n}" for n in range(begin, begin + 40))))
+            expect(tools).to_contain_text(f"paused, {begin + 40 - 55} new lines")
+        stage.do(stage.actors.write(instance, 0, "ValueError: at last"))
+        expect(tools).to_contain_text("paused, 401 new lines")
+        page.get_by_role("button", name="Resume").click()
+        expect(tools).to_contain_text("the last 50 lines")
+        page.get_by_role("button", name="First error").click()
+        expect(page.locator(".found")).to_have_text("line 456")
 
 
 def test_finding_and_the_first_error(page: Page, stage: Stage) -> None:

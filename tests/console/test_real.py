@@ -46,6 +46,7 @@ def test_a_failed_run_of_real_ranks(browser: Browser, tmp_path: Path) -> None:
             expect(card).to_contain_text("Exit code3", timeout=30_000)
             expect(card).to_contain_text("ValueError: out of luck")
             page.keyboard.press("l")
+            expect(page.locator(".line").filter(has_text="ValueError: out of luck")).to_be_visible()
             page.get_by_role("button", name="First error").click()
             expect(page.locator(".line[data-marked]")).to_contain_text("ValueError: out of luck")
 

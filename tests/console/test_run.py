@@ -106,14 +106,30 @@ def test_a_loss_that_is_not_a_number_is_not_hidden(page: Page, stage: Stage) -> 
     expect(page.locator(".bad-values")).to_contain_text("rank 1 reported NaN at step 2")
 
 
-def test_rounds_of_diloco_have_a_place_of_their_own(page: Page, stage: Stage) -> None:
-    instance = stage.deploy("rounds", target=2)
+def test_large_numbers_that_differ_little_are_drawn(page: Page, stage: Stage) -> None:
+    """Next to 1e18 a step of the axis is nothing: a page that counts up by it would never end."""
+    instance = stage.deploy("large", target=2)
     for step in range(3):
-        stage.call(stage.actors.report, instance, 0, step, loss=1.0, diloco_bytes=1e6, diloco_wait_seconds=0.5)
+        for rank in range(2):
+            stage.call(stage.actors.report, instance, rank, step, nanoseconds=1e18 + 128 * rank)
     visit(page, stage, instance)
-    part = page.get_by_role("region", name="DiLoCo rounds")
-    expect(part.get_by_role("img")).to_have_count(2)
-    expect(page.get_by_role("region", name="Metrics").get_by_role("img")).to_have_count(1)
+    expect(page.get_by_role("img", name=re.compile("^nanoseconds of 2 ranks")).locator(".spread")).to_be_visible()
+
+
+def test_the_link_to_a_ranks_log_keeps_the_focus_while_values_change(page: Page, stage: Stage) -> None:
+    instance = stage.deploy("focused", target=2)
+    stage.call(stage.actors.report, instance, 0, 1, loss=1.0)
+    visit(page, stage, instance)
+    page.get_by_role("listbox", name="Ranks").focus()
+    expect(page.locator(".rank-detail")).to_contain_text("Step1")
+    page.keyboard.press("Tab")
+    link = page.locator(".rank-detail").get_by_role("link", name="Log")
+    expect(link).to_be_focused()
+    stage.call(stage.actors.report, instance, 0, 2, loss=0.5)
+    expect(page.locator(".rank-detail")).to_contain_text("Step2")
+    expect(link).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_label("Rank", exact=True)).to_have_value("0")
 
 
 def test_the_bench_is_drawn(page: Page, stage: Stage) -> None:

@@ -8,6 +8,11 @@ export class Refused extends Error {
     super(message);
     this.status = status;
   }
+
+  /** Whether asking again would be answered the same. */
+  get isFinal() {
+    return this.status >= 400 && this.status < 500 && this.status !== 429;
+  }
 }
 
 export const pathOf = (name) => `deployments/${encodeURIComponent(name)}`;

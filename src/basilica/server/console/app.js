@@ -1,6 +1,7 @@
 // Where it begins: who is logged in, which page is shown, and how the connection stands.
 
 import { Refused, get, post } from "./api.js";
+import { showDialog } from "./dialog.js";
 import { announce, el, setText } from "./dom.js";
 import { clean, duration } from "./format.js";
 import { Keys } from "./keyboard.js";
@@ -33,6 +34,7 @@ function linkState(state, problem, pause) {
   element.hidden = false;
   element.dataset.state = state;
   if (state === "refused") {
+    lost.hidden = true; // nothing goes on by itself any more
     if (problem.status === 401) return signedOut(problem.message);
     setText(element, "Stopped");
     return;
@@ -156,7 +158,8 @@ document.getElementById("logout").addEventListener("click", async () => {
     await post("console/logout");
     signedOut("You have logged out.");
   } catch (error) {
-    linkState("lost", error.message, 0);
+    route();
+    showDialog("Still logged in", [el("p", {}, `The server did not end the session: ${clean(error.message)}.`)]);
   }
 });
 // The skip link would otherwise be taken for a page.

@@ -11,10 +11,11 @@ function ticks(low, high, wanted) {
   const raw = (high - low) / wanted;
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].map((n) => n * power).find((s) => s >= raw);
-  const found = [];
-  for (let t = Math.ceil(low / step) * step; t <= high + step * 1e-9; t += step)
-    found.push(Math.abs(t) < step * 1e-9 ? 0 : t);
-  return found;
+  const first = Math.ceil(low / step) * step;
+  const count = Math.floor((high - first) / step + 1e-9) + 1; // known before: a large number plus a small one is itself
+  return Array.from({ length: Math.max(0, count) }, (_, i) => first + i * step).map((t) =>
+    Math.abs(t) < step * 1e-9 ? 0 : t,
+  );
 }
 
 function extent(values) {

@@ -61,7 +61,7 @@ export function number(value) {
 }
 
 export function bytes(count) {
-  const units = ["B", "KiB", "MiB", "GiB"];
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let unit = 0;
   while (count >= 1024 && unit < units.length - 1) {
     count /= 1024;

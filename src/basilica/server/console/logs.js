@@ -21,7 +21,8 @@ export function openLogs(body, main, app, name, query) {
   let dropped = 0;
   let number = 0;
   let paused = false;
-  let waiting = []; // lines that came while paused
+  let waiting = []; // lines that came while paused, the newest of them
+  let unread = 0; // how many came
   let needle = "";
   let onlyMatches = false;
   let matches = []; // indexes into `lines`
@@ -74,8 +75,10 @@ export function openLogs(body, main, app, name, query) {
 
   function add(fresh) {
     if (paused) {
-      waiting = waiting.concat(fresh);
-      setText(count, `paused, ${plural(waiting.length, "new line")}`);
+      for (const line of fresh) waiting.push(line);
+      unread += fresh.length;
+      if (waiting.length > 2 * KEPT) waiting = waiting.slice(-KEPT);
+      setText(count, `paused, ${plural(unread, "new line")}`);
       return;
     }
     const bottom = box.scrollHeight - box.scrollTop - box.clientHeight < ROW * 2;
@@ -87,7 +90,9 @@ export function openLogs(body, main, app, name, query) {
       const cut = lines.length - KEPT;
       lines = lines.slice(cut);
       dropped += cut;
+      const before = matches.length;
       matches = matches.map((i) => i - cut).filter((i) => i >= 0);
+      match = Math.max(-1, match - (before - matches.length)); // the same one as long as it is there
       if (!bottom) box.scrollTop = Math.max(0, box.scrollTop - cut * ROW);
     }
     refresh(bottom);
@@ -123,8 +128,8 @@ export function openLogs(body, main, app, name, query) {
 
   function follow() {
     stream?.stop();
+    if (paused) togglePause(); // what was to stay on the screen goes
     lines = [];
-    waiting = [];
     matches = [];
     dropped = number = 0;
     match = -1;
@@ -222,7 +227,9 @@ export function openLogs(body, main, app, name, query) {
     if (paused) setText(count, "paused");
     else {
       const fresh = waiting;
+      dropped += unread - fresh.length;
       waiting = [];
+      unread = 0;
       add(fresh);
     }
   }

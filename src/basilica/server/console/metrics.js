@@ -5,21 +5,23 @@ import { chart } from "./chart.js";
 import { el, setText } from "./dom.js";
 import { clean, number, plural } from "./format.js";
 import { choices, section } from "./parts.js";
+import { isOfRounds } from "./rounddata.js";
 
 const CHARTS = 12; // a run may report 64 numbers; the rest is in `basilica train metrics`
 const POINTS = 30_000; // of all curves of one chart, so that a thousand ranks are no heavier than ten
 const EVERY = 2000;
 const SHARE = 5; // what is slow to ask for is asked for less often: a fifth of the time at most
 const BINS = 160;
-const ROUNDS = "diloco_"; // what DiLoCo tells of its rounds has a place of its own
 
 const kept = { mode: "mean" };
 const value = (v) => (typeof v === "string" ? Number(v) : v); // "NaN" and "Infinity" are numbers again
 
 export function metrics(name) {
-  const curves = group("Metrics");
-  const rounds = group("DiLoCo rounds");
-  curves.part.side.append(
+  const cards = new Map();
+  const grid = el("div", { class: "charts" });
+  const part = section("Metrics", grid);
+  part.show(false);
+  part.side.append(
     choices(
       "Show",
       [
@@ -29,17 +31,25 @@ export function metrics(name) {
       kept.mode,
       (mode) => {
         kept.mode = mode;
-        for (const card of [...curves.cards.values(), ...rounds.cards.values()]) card.redraw();
+        for (const card of cards.values()) card.redraw();
       },
     ),
   );
-  const element = el("div", { class: "bare" }, curves.part, rounds.part);
   let run = null;
   let newest = null; // of the reports that the curves show
   let timer = null;
   let asking = false;
   let next = 0; // when they may be asked for again
   const left = new AbortController();
+
+  function card(metric) {
+    if (!cards.has(metric)) {
+      const made = metricCard(metric);
+      cards.set(metric, made);
+      grid.append(made.element);
+    }
+    return cards.get(metric);
+  }
 
   async function refresh() {
     timer = null;
@@ -52,10 +62,10 @@ export function metrics(name) {
       for (const metric of names) {
         const query = `metric=${encodeURIComponent(metric)}&points=${points}`;
         const { series } = await get(`${pathOf(name)}/series?${query}`, { signal: left.signal });
-        (metric.startsWith(ROUNDS) ? rounds : curves).card(metric).show(series);
+        card(metric).show(series);
       }
     } catch (error) {
-      if (!(error instanceof Refused)) return; // the page was left
+      if (!(error instanceof Refused) || error.isFinal) return; // the page was left, or the run is gone
       newest = null; // asked for again
     }
     asking = false;
@@ -70,12 +80,11 @@ export function metrics(name) {
   }
 
   return {
-    element,
+    element: part,
     update(latest) {
       run = latest;
       const names = reported(run);
-      curves.part.show(names.some((metric) => !metric.startsWith(ROUNDS)));
-      rounds.part.show(names.some((metric) => metric.startsWith(ROUNDS)));
+      part.show(names.length > 0);
       if (names.length > 0) later();
     },
     close() {
@@ -88,7 +97,10 @@ export function metrics(name) {
 function reported(run) {
   const names = new Set(run.distributed.ranks.flatMap((rank) => Object.keys(rank.report?.values ?? {})));
   const loss = (metric) => (metric === "loss" ? 0 : 1);
-  return [...names].sort((a, b) => loss(a) - loss(b) || (a < b ? -1 : 1)).slice(0, CHARTS);
+  return [...names]
+    .filter((metric) => !isOfRounds(metric))
+    .sort((a, b) => loss(a) - loss(b) || (a < b ? -1 : 1))
+    .slice(0, CHARTS);
 }
 
 function stamp(run) {
@@ -96,25 +108,6 @@ function stamp(run) {
     (latest, rank) => (rank.report && rank.report.at > latest ? rank.report.at : latest),
     "",
   );
-}
-
-function group(title) {
-  const cards = new Map();
-  const grid = el("div", { class: "charts" });
-  const part = section(title, grid);
-  part.show(false);
-  return {
-    part,
-    cards,
-    card(metric) {
-      if (!cards.has(metric)) {
-        const card = metricCard(metric);
-        cards.set(metric, card);
-        grid.append(card.element);
-      }
-      return cards.get(metric);
-    },
-  };
 }
 
 function metricCard(metric) {

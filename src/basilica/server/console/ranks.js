@@ -3,6 +3,7 @@
 import { el, setAttribute, setText } from "./dom.js";
 import { clean, duration, number, plural } from "./format.js";
 import { section } from "./parts.js";
+import { isOfRounds } from "./rounddata.js";
 import { STATES, shownState, stateOf } from "./words.js";
 
 export function rankGrid(name) {
@@ -14,7 +15,14 @@ export function rankGrid(name) {
     "aria-label": "Ranks",
     "aria-orientation": "horizontal",
   });
-  const detail = el("div", { class: "rank-detail" });
+  const hint = el(
+    "span",
+    { class: "dim" },
+    "Point at a rank, or use the arrow keys, to see its state, node and last report.",
+  );
+  const facts = el("dl", {});
+  const log = el("a", {}, "Log"); // stays the same element: whoever has it in focus keeps it while values change
+  const detail = el("div", { class: "rank-detail" }, hint, facts, log);
   const empty = el("p", { class: "dim" }, "No ranks yet.");
   const part = section("Ranks", counts, grid, empty, detail);
   let ranks = [];
@@ -25,16 +33,16 @@ export function rankGrid(name) {
     if (at !== null) grid.children[at]?.setAttribute("aria-selected", "false");
     at = index;
     const cell = index === null ? null : grid.children[index];
+    hint.hidden = Boolean(cell);
+    facts.hidden = log.hidden = !cell;
     if (!cell) {
       grid.removeAttribute("aria-activedescendant");
-      detail.replaceChildren(
-        el("span", { class: "dim" }, "Point at a rank, or use the arrow keys, to see its state, node and last report."),
-      );
       return;
     }
     cell.setAttribute("aria-selected", "true");
     grid.setAttribute("aria-activedescendant", cell.id);
-    detail.replaceChildren(...describe(name, ranks[index], exits.get(ranks[index].rank)));
+    facts.replaceChildren(...describe(ranks[index], exits.get(ranks[index].rank)));
+    setAttribute(log, "href", `#/run/${encodeURIComponent(name)}/logs?rank=${ranks[index].rank}`);
   }
 
   grid.addEventListener("pointerover", (event) => {
@@ -118,7 +126,7 @@ function summarize(element, ranks) {
   );
 }
 
-function describe(name, rank, exit) {
+function describe(rank, exit) {
   const facts = [
     ["Rank", String(rank.rank)],
     ["State", clean(shownState(rank))],
@@ -128,8 +136,8 @@ function describe(name, rank, exit) {
   if (rank.note) facts.push(["Note", clean(rank.note)]);
   if (rank.report?.step !== undefined) facts.push(["Step", String(rank.report.step)]);
   if (rank.report?.stepSeconds) facts.push(["Step time", duration(rank.report.stepSeconds)]);
-  for (const [metric, value] of Object.entries(rank.report?.values ?? {}).slice(0, 4))
-    facts.push([clean(metric), number(value)]);
+  const numbers = Object.entries(rank.report?.values ?? {}).filter(([metric]) => !isOfRounds(metric));
+  for (const [metric, value] of numbers.slice(0, 4)) facts.push([clean(metric), number(value)]);
   if (exit) {
     facts.push(
       ["Exit code", exit.exitCode < 0 ? "unknown" : String(exit.exitCode)],
@@ -137,10 +145,7 @@ function describe(name, rank, exit) {
     );
     if (exit.role) facts.push(["Role", clean(exit.role)]);
   }
-  return [
-    el("dl", {}, ...facts.map(([k, v]) => el("div", {}, el("dt", {}, k), el("dd", {}, v)))),
-    el("a", { href: `#/run/${encodeURIComponent(name)}/logs?rank=${rank.rank}` }, "Log"),
-  ];
+  return facts.map(([k, v]) => el("div", {}, el("dt", {}, k), el("dd", {}, v)));
 }
 
 /** How many cells are in a row, as they are laid out now. */

@@ -10,6 +10,7 @@ import { openLogs } from "./logs.js";
 import { metrics } from "./metrics.js";
 import { phaseBadge, section, worldBar } from "./parts.js";
 import { rankGrid } from "./ranks.js";
+import { rounds } from "./rounds.js";
 import { events } from "./stream.js";
 import { eventList, timeline } from "./timeline.js";
 import { isEnded } from "./words.js";
@@ -158,6 +159,7 @@ function openSections(body, app, name) {
   const ranks = rankGrid(name);
   const line = timeline(app);
   const curves = metrics(name);
+  const exchange = rounds(name);
   const link = bench();
   const list = eventList(app);
   const happened = section("Events", list.element);
@@ -167,6 +169,7 @@ function openSections(body, app, name) {
     mesh,
     el("div", { class: "two" }, ranks.element, line.element),
     curves.element,
+    exchange.element,
     link.element,
     happened,
   );
@@ -188,7 +191,7 @@ function openSections(body, app, name) {
       line.events(answer.events);
       list.update(answer.events);
     } catch (error) {
-      if (!(error instanceof Refused)) return; // the page was left
+      if (!(error instanceof Refused) || error.isFinal) return; // the page was left, or the run is gone
       pause = EVENTS_AGAIN;
     }
     asking = false;
@@ -211,6 +214,7 @@ function openSections(body, app, name) {
       ranks.update(d.ranks, d.rankExits, d.culprit);
       line.update(run);
       curves.update(run);
+      exchange.update(run);
       link.update(d.bench);
       soon(0);
     },
@@ -218,6 +222,7 @@ function openSections(body, app, name) {
       left.abort();
       clearTimeout(timer);
       curves.close();
+      exchange.close();
       line.close();
     },
   };

@@ -38,9 +38,11 @@ export class Stream {
     this.wake = null;
     this.hiding = null;
     this.onVisible = () => this.visibility();
-    this.onOnline = () => this.wake?.();
+    this.onOnline = () => !this.resting && this.wake?.();
+    this.resting = false;
     document.addEventListener("visibilitychange", this.onVisible);
     addEventListener("online", this.onOnline);
+    this.visibility(); // it may have been opened behind another
     this.run();
   }
 
@@ -78,7 +80,7 @@ export class Stream {
         }
       } catch (error) {
         if (this.stopped) return;
-        if (error instanceof Refused && error.status >= 400 && error.status < 500 && error.status !== 429) {
+        if (error instanceof Refused && error.isFinal) {
           this.state("refused", error);
           return;
         }
@@ -87,7 +89,8 @@ export class Stream {
       if (this.stopped) return;
       const pause = delay * (0.75 + Math.random() / 2);
       if (!this.resting && problem !== null) this.state("lost", problem, pause);
-      await this.pause(this.resting ? null : pause);
+      if (!this.resting) await this.pause(pause);
+      if (this.resting && !this.stopped) await this.pause(null); // since a moment ago, or meanwhile
       delay = Math.min(delay * 2, LONGEST_DELAY);
     }
   }
