@@ -8,13 +8,15 @@ import asyncio
 import json
 import random
 import ssl
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Literal, Self
 
 import httpx
 
 from basilica.kube.access import Access, in_cluster, kubeconfig_access
+from basilica.kube.websocket import Opening, WebSocket
 
 Json = dict[str, Any]
 Propagation = Literal["Background", "Foreground", "Orphan"]
@@ -26,6 +28,7 @@ CONNECT_S, ANSWER_S = 10.0, 30.0
 SILENCE_S = 150.0  # a watch gets a bookmark each minute: one that says nothing for so long is dead
 PAGE = 500
 _UNWELL = frozenset({500, 502, 503, 504})
+_ONLY_METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 _PATCHES = {"merge": "application/merge-patch+json", "apply": "application/apply-patch+yaml"}
 
 
@@ -99,13 +102,20 @@ class KubeApi:
         return await self._call("GET", path, idempotent=True)
 
     async def list(
-        self, path: str, *, label_selector: str = "", field_selector: str = "", limit: int = PAGE
+        self,
+        path: str,
+        *,
+        label_selector: str = "",
+        field_selector: str = "",
+        limit: int = PAGE,
+        only_metadata: bool = False,
     ) -> tuple[list[Json], str]:
-        """All objects, page by page, and the version to watch from."""
+        """All objects, page by page, and the version to watch from. `only_metadata`: without what they hold."""
         query = _query(labelSelector=label_selector, fieldSelector=field_selector, limit=str(limit))
         found: list[Json] = []
         while True:
-            page = await self._call("GET", path, query=query, idempotent=True)
+            accept = _ONLY_METADATA if only_metadata else ""
+            page = await self._call("GET", path, query=query, accept=accept, idempotent=True)
             kind, version = str(page.get("kind", "")).removesuffix("List"), page.get("apiVersion")
             found += [{"kind": kind, "apiVersion": version, **item} for item in page.get("items") or ()]
             metadata = page.get("metadata") or {}
@@ -216,6 +226,34 @@ class KubeApi:
         except httpx.TransportError as error:
             raise _unreachable(path, error) from error
 
+    @asynccontextmanager
+    async def websocket(
+        self, path: str, query: Sequence[tuple[str, str]], protocols: Sequence[str]
+    ) -> AsyncIterator[WebSocket]:
+        """A WebSocket with one of these protocols, closed at the end. Never tried again: the server may have begun.
+
+        `WebSocketError` from a server that agrees and then speaks something else.
+        """
+        opening = Opening(protocols)
+        headers = await self._authorization() | opening.headers
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                request = self._http.build_request("GET", path, params=list(query), headers=headers)
+                answer = await self._http.send(request, stream=True)
+        except (httpx.TransportError, TimeoutError) as error:
+            raise _unreachable(path, error) from error
+        try:
+            if answer.status_code != httpx.codes.SWITCHING_PROTOCOLS:
+                raise await _refused_in_time(answer, path)
+            opening.check(answer.headers)
+            socket = WebSocket(answer.extensions["network_stream"])
+            try:
+                yield socket
+            finally:
+                await socket.say_goodbye()
+        finally:
+            await answer.aclose()
+
     # -- one call
 
     async def _call(
@@ -226,13 +264,14 @@ class KubeApi:
         *,
         query: dict[str, str] | None = None,
         media: str = "application/json",
+        accept: str = "",
         idempotent: bool = False,
     ) -> Json:
         """What was refused for being too much, or never arrived, is tried again; the rest only where it is the same."""
         content = None if body is None else json.dumps(body, separators=(",", ":")).encode()
         for attempt in range(ATTEMPTS):
             try:
-                return await self._once(method, path, content, query or {}, media)
+                return await self._once(method, path, content, query or {}, media, accept)
             except _NeverArrivedError as error:
                 failure = error.reported
             except ApiError as error:
@@ -244,8 +283,11 @@ class KubeApi:
             await asyncio.sleep(delay(attempt, failure.retry_after))
         raise AssertionError("unreachable")
 
-    async def _once(self, method: str, path: str, content: bytes | None, query: dict[str, str], media: str) -> Json:
+    async def _once(
+        self, method: str, path: str, content: bytes | None, query: dict[str, str], media: str, accept: str
+    ) -> Json:
         headers = await self._authorization() | ({} if content is None else {"Content-Type": media})
+        headers |= {"Accept": accept} if accept else {}
         try:
             answer = await self._http.request(method, path, content=content, params=query, headers=headers)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
@@ -285,6 +327,15 @@ def _query(**given: str) -> dict[str, str]:
 def _unreachable(path: str, error: Exception) -> ApiError:
     what = str(error) or type(error).__name__
     return ApiError(UNREACHABLE, "Unreachable", f"the Kubernetes API gave no answer for {path}: {what}")
+
+
+async def _refused_in_time(answer: httpx.Response, path: str) -> ApiError:
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            await answer.aread()
+    except (httpx.TransportError, TimeoutError) as error:
+        return _unreachable(path, error)
+    return _refused(answer)
 
 
 def _refused(answer: httpx.Response) -> ApiError:

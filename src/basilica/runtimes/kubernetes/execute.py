@@ -1,0 +1,105 @@
+"""Commands beside ranks: in the rank's container, by its own entrypoint, which ends them when nobody listens."""
+
+import asyncio
+import codecs
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from itertools import takewhile
+from typing import Any, Literal
+
+from basilica.beside import RUNS
+from basilica.core.errors import Conflict, RuntimeUnavailable
+from basilica.kube.api import ApiError, KubeApi
+from basilica.kube.exec import STDERR, STDOUT, execute
+from basilica.kube.run import WORKER_CONTAINER
+from basilica.ports import Exited, Output, Run
+from basilica.runtimes.kubernetes.parse import PodFacts
+
+Json = dict[str, Any]
+Streams = AsyncGenerator[tuple[int, bytes] | int, None]
+
+START_WITHIN_S = 60.0
+KILLED = 137
+WORDS_MAX = 1000
+_NAMES: dict[int, Literal["stdout", "stderr"]] = {STDOUT: "stdout", STDERR: "stderr"}
+_ENDED = ("container not found", "pod does not exist", "CONTAINER_EXITED", "is not created or running")
+
+
+async def execute_beside(
+    api: KubeApi, run: Run, rank: int, pods: Sequence[PodFacts], argv: Sequence[str]
+) -> AsyncGenerator[Output | Exited, None]:
+    """`pods` are the rank's, oldest first."""
+    who = f"rank {rank} of {run.instance}"
+    pod = _running(who, pods)
+    path = f"/api/v1/namespaces/{run.namespace}/pods/{pod.name}"
+    decoders = {channel: codecs.getincrementaldecoder("utf-8")("replace") for channel in _NAMES}
+    with _refusals(who):
+        command = [*_entrypoint(await api.get(path)), "--beside", "--", *argv]
+        async with aclosing(execute(api, path, WORKER_CONTAINER, command, stdin=True)) as streams:
+            first = await _started(who, streams)
+            yield Output("stdout", "")
+            if text := decoders[STDOUT].decode(first):
+                yield Output("stdout", text)
+            async for found in streams:
+                if isinstance(found, int):
+                    break
+                channel, data = found
+                if text := decoders[channel].decode(data):
+                    yield Output(_NAMES[channel], text)
+            for channel, decoder in decoders.items():
+                if text := decoder.decode(b"", final=True):
+                    yield Output(_NAMES[channel], text)
+            assert isinstance(found, int), "a command's streams end with its exit code or raise"
+            yield Exited(found)
+
+
+def _running(who: str, pods: Sequence[PodFacts]) -> PodFacts:
+    if not pods:
+        raise Conflict(f"{who} was never launched, or its pod is gone")
+    newest = next((pod for pod in reversed(pods) if pod.state == "running"), None)
+    if newest is None:
+        last = pods[-1]
+        state = "has ended" if last.over else "has not started yet"
+        raise Conflict(f"{who} does not run: its pod {last.name} {state}, and commands need its container")
+    return newest
+
+
+def _entrypoint(pod: Json) -> list[str]:
+    """What stands before the rank's command in the pod itself: it may have been made with other settings than ours."""
+    container = next(each for each in pod["spec"]["containers"] if each["name"] == WORKER_CONTAINER)
+    return list(takewhile(lambda word: word != "--", container["command"]))
+
+
+async def _started(who: str, streams: Streams) -> bytes:
+    """Wait until the command has begun; what it wrote to its standard output with that."""
+    words, code = b"", 0
+    try:
+        async with asyncio.timeout(START_WITHIN_S):
+            async for found in streams:
+                if isinstance(found, int):
+                    code = found
+                    break
+                channel, data = found
+                if channel == STDOUT and data.startswith(RUNS) and not words:
+                    return data.removeprefix(RUNS)
+                words = (words + data)[:WORDS_MAX]
+    except TimeoutError:
+        raise RuntimeUnavailable(f"no command was started beside {who} within {START_WITHIN_S:g} s") from None
+    if code == KILLED:
+        raise Conflict(f"{who} does not run any more: its container was ended as the command began")
+    said = words.decode(errors="replace").strip() or "nothing"
+    raise Conflict(f"no command can be run beside {who}: its image's entrypoint does not know how, and said {said}")
+
+
+@contextmanager
+def _refusals(who: str) -> Iterator[None]:
+    try:
+        yield
+    except ApiError as error:
+        if error.status in (400, 404) or any(words in error.message for words in _ENDED):
+            raise Conflict(f"{who} does not run any more: {error}") from error
+        problem = f"the command beside {who}: {error}"
+        if error.status == 403:
+            problem += "; the control plane needs the right to `create` and `get` pods/exec: apply what "
+            problem += "`basilica manifests` prints"
+        raise RuntimeUnavailable(problem) from error
