@@ -28,12 +28,19 @@ DEPLOY_TIMEOUT = 15  # from 10 to 19 the client looks once a second
 Seen = TypeVar("Seen")
 Story = Callable[["User"], Any]
 STORIES: dict[str, Story] = {}
+IN_A_HURRY: set[str] = set()
 
 
 def story(function: Story) -> Story:
     """Register what one test sees; the test has the same name with `test_` before it."""
     assert function.__name__ not in STORIES
     STORIES[function.__name__] = function
+    return function
+
+
+def in_a_hurry(function: Story) -> Story:
+    """Mark a story in which the client or the server waits a second or two at most: others beside it would be felt."""
+    IN_A_HURRY.add(function.__name__)
     return function
 
 

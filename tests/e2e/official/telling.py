@@ -5,11 +5,9 @@ import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
-
-from tests.e2e.server import LastingServer
 
 ROOT = Path(__file__).parents[3]
 
@@ -22,11 +20,27 @@ exec python "$script"
 """
 
 
+class ControlPlane(Protocol):
+    """Whom stories are told to: a URL and keys, and a life that ends and begins again."""
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def key(self) -> str: ...
+
+    def key_of(self, user: str) -> str: ...
+
+    def kill(self) -> None: ...
+
+    def start_again(self) -> None: ...
+
+
 class Telling:
     """A client process that tells stories; answers are read as they come."""
 
     def __init__(
-        self, version: str, server: LastingServer, stories: Sequence[str], directory: Path, **more: object
+        self, version: str, server: ControlPlane, stories: Sequence[str], directory: Path, *, at_once: int = 16
     ) -> None:
         python = interpreter(version)
         doubles = directory / "bin"
@@ -43,7 +57,7 @@ class Telling:
             "directory": str(directory),
             "torchrun_path": f"{doubles}:{python.parent}:{os.environ['PATH']}",
             "stories": list(stories),
-            **more,
+            "at_once": at_once,
         }
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
@@ -86,7 +100,7 @@ def interpreter(version: str) -> Path:
     return ROOT / venv / "bin" / "python"
 
 
-def _client_environment(server: LastingServer) -> dict[str, str]:
+def _client_environment(server: ControlPlane) -> dict[str, str]:
     """Nothing of ours, so that `basilica` is the published client; and where `BasilicaClient()` finds the server."""
     ours = ("BASILICA_", "PYTHON", "VIRTUAL_ENV")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}

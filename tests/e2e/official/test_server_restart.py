@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.official.telling import Telling
-from tests.e2e.server import LastingServer, wait_for
+from tests.e2e.official.telling import ControlPlane, Telling
+from tests.e2e.server import wait_for
 
 pytestmark = pytest.mark.slow
 
 STORY = "a_training_survives_the_death_of_its_server"
 
 
-def test_a_training_survives_the_death_of_its_server(version: str, server: LastingServer, tmp_path: Path) -> None:
+def test_a_training_survives_the_death_of_its_server(version: str, server: ControlPlane, tmp_path: Path) -> None:
     """Rank 1 ends while there is no server, the others after it is back; nobody's exit code is lost."""
     telling = Telling(version, server, [STORY], tmp_path)
     try:

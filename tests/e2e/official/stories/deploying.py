@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.official.published import OLDER, User, basilica, outcome, story, until
+from tests.e2e.official.published import OLDER, User, basilica, in_a_hurry, outcome, story, until
 
 SHOW = 'echo "0=$0 1=$1 2=$2"; echo "NCCL=$NCCL_DEBUG mine=$MINE"; tr "\\0" "|" < /proc/$$/cmdline'
 
@@ -107,6 +107,7 @@ def a_job_that_ends_between_two_looks_was_deployed(user: User) -> Any:
 
 
 @story
+@in_a_hurry
 def a_job_that_fails_at_once_is_not_deployed(user: User) -> Any:
     deployed = outcome(lambda: user.shell("fails-at-once", "echo no data >&2; exit 3", size=(1, 1, 1), timeout=1))
     found = outcome(lambda: user.client.get_by_name("fails-at-once").phase)
@@ -126,6 +127,7 @@ def a_name_is_free_again_when_its_run_has_ended(user: User) -> Any:
 
 
 @story
+@in_a_hurry
 def the_async_calls_do_the_same(user: User) -> Any:
     gate = user.gate("go")
 

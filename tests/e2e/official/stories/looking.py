@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.e2e.official.published import OLDER, User, heard_warnings, outcome, plain, story, until
+from tests.e2e.official.published import OLDER, User, heard_warnings, in_a_hurry, outcome, plain, story, until
 
 
 @story
@@ -94,6 +94,7 @@ def the_log_of_a_single_rank_is_as_it_was_written(user: User) -> Any:
 
 
 @story
+@in_a_hurry
 def a_deleted_run_is_gone(user: User) -> Any:
     training = user.deploy("deleted", ["sleep", "600"])
     answer = user.client.delete_deployment(training.name)

@@ -4,12 +4,13 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.official.published import User, outcome, story, until
+from tests.e2e.official.published import User, in_a_hurry, outcome, story, until
 
 SERVE = "import os, time; print('serving as', os.environ['WHO'], flush=True); time.sleep(600)"
 
 
 @story
+@in_a_hurry
 def a_plain_deployment_runs_its_command_as_it_stands(user: User) -> Any:
     created = user.client.create_deployment(
         "plain",

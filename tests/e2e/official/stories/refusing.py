@@ -3,12 +3,13 @@
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tests.e2e.official.published import User, basilica, outcome, story
+from tests.e2e.official.published import User, basilica, in_a_hurry, outcome, story
 
 MISSING = ("missing", "a/b", "a b", "\u00fcml\u00e4ut", "..", "", "A" * 300, "%2e%2e", "a?b=c", "a#b")
 
 
 @story
+@in_a_hurry
 def a_wrong_key_opens_nothing(user: User) -> Any:
     training = user.deploy("locked", ["true"])
     wrong = user.with_key("bsk_wrong").client

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from tests.e2e.official.published import User, after_first_look, outcome, plain, story
+from tests.e2e.official.published import User, after_first_look, in_a_hurry, outcome, plain, story
 
 UNOBTAINABLE = {"gpu_count": 1, "gpu_models": ["no such model"]}
 
@@ -22,6 +22,7 @@ def waits_for_the_world_return_when_it_is_there(user: User) -> Any:
 
 
 @story
+@in_a_hurry
 def a_world_that_does_not_come_times_out(user: User) -> Any:
     deployed = outcome(lambda: user.deploy("unobtainable", ["true"], size=(2, 2, 2), timeout=1, **UNOBTAINABLE))
     found = outcome(lambda: user.client.get_by_name("unobtainable").phase)
