@@ -53,6 +53,16 @@ def test_a_package_of_that_name_in_the_image_goes_before_ours(carried: Path, ima
     assert ran.stdout.strip() == "True", ran.stderr
 
 
+def test_a_command_beside_the_rank_starts_there_too(carried: Path, image_path: str) -> None:
+    line = [str(carried / "start"), "--beside", "--", "/bin/sh", "-c", "echo $RANK; exit 3"]
+    environment = {"PATH": image_path, "BASILICA_RANK": "2"}
+    with subprocess.Popen(
+        line, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/"
+    ) as process:
+        assert process.wait(60) == 3
+        assert (process.stdout.read(), process.stderr.read()) == (b"\x062\n", b"")  # type: ignore[union-attr]
+
+
 def test_all_that_a_driven_rank_needs_comes_without_other_packages(carried: Path, image_path: str) -> None:
     told = "import basilica.driven, basilica.reach, basilica.rendezvous.client, basilica; basilica.report(step=1)"
     ran = start(carried, image_path, "python", "-c", told)

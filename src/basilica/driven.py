@@ -9,6 +9,7 @@ changes nothing: the rank goes on, and what has happened is told when it answers
     BASILICA_TERMINATION_LOG   the file of the termination message (default /dev/termination-log)
     BASILICA_MEMORY_EVENTS     where the kernel counts kills for memory (default: of this container's cgroup)
     BASILICA_SCRATCH           a directory for the rank's result and error files (default: a temporary one)
+    BASILICA_ARCHIVE…          the directory that was sent for the run, see `basilica.delivery`
     BASILICA_RANK_ENV          variables of the rank that must not decide how this program starts, as JSON
 """
 
@@ -59,7 +60,7 @@ TRACEBACK_CHARS_MAX = 4000
 RESULT_BYTES_MAX = 512 << 10
 RECORDS_KEPT = 4
 TELL_WITHIN_S = 10.0
-LONG_WAIT_S = 10.0  # at the gate; before that nothing is said of it, since the log is the rank's
+LONG_WAIT_S = 15.0  # at the gate; before that nothing is said of it, since the log is the rank's
 
 
 class Driven:

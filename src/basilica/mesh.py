@@ -33,6 +33,7 @@ __all__ = ["main", "mesh_status", "mesh_wait", "mesh_wait_async"]
 
 Status = Literal["ready", "degraded", "timeout"]
 Address = tuple[int, int, int, str, Any]
+Say = Callable[[str], None]
 
 NODE_ENVS = ("NODE_NAME", "KUBERNETES_NODE_NAME")
 ENDPOINT_ENV = "BASILICA_RDZV_ENDPOINT"
@@ -64,21 +65,26 @@ def mesh_wait(timeout: float | None = DEFAULT_SECONDS) -> None:
     There is no wait without limit: None, NaN, infinity and what is no number mean 60 s. Zero or less looks once.
     """
     try:
-        if gate := _begin(timeout):
+        if gate := _begin(timeout, _say):
             with contextlib.closing(gate):
                 while gate.outcome is None:
                     gate.turn(gate.due())
-            _end(gate)
+            _end(gate, _say)
     except Exception as error:  # noqa: BLE001 - a defect here must not cost anybody's training
-        _fail(error)
+        _fail(error, _say)
 
 
 async def mesh_wait_async(timeout: float | None = DEFAULT_SECONDS) -> None:
     """`mesh_wait` for an event loop: the same rules, and it can be cancelled at any time."""
+    await wait_saying(_say, timeout)
+
+
+async def wait_saying(say: Say, timeout: float | None = DEFAULT_SECONDS) -> None:
+    """`mesh_wait_async` for a caller who has a voice of its own: what there is to say goes to `say`."""
     import asyncio  # noqa: PLC0415 - importing this module stays cheap
 
     try:
-        if gate := _begin(timeout):
+        if gate := _begin(timeout, say):
             with contextlib.closing(gate):
                 loop, stirred = asyncio.get_running_loop(), asyncio.Event()
                 loop.add_reader(gate.fileno(), stirred.set)
@@ -91,9 +97,9 @@ async def mesh_wait_async(timeout: float | None = DEFAULT_SECONDS) -> None:
                         gate.turn(0)
                 finally:
                     loop.remove_reader(gate.fileno())
-            _end(gate)
+            _end(gate, say)
     except Exception as error:  # noqa: BLE001 - as above
-        _fail(error)
+        _fail(error, say)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -115,42 +121,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
 # What is said, and what is remembered.
 
 
-def _begin(timeout: object) -> "_Gate | None":
+def _begin(timeout: object, say: Say) -> "_Gate | None":
     """The gate to wait at, or None if there is none or it cannot be asked; what it means is said and remembered."""
     global _last  # noqa: PLW0603 - `mesh_status()` is specified as a question to the module
     _last = None
     node = next(filter(None, map(os.environ.get, NODE_ENVS)), None)
     endpoint = os.environ.get(ENDPOINT_ENV, "").strip()
     if not node or not endpoint:
-        _say(f"SKIP {' and '.join(NODE_ENVS) if not node else ENDPOINT_ENV} not set: not a distributed pod")
+        say(f"SKIP {' and '.join(NODE_ENVS) if not node else ENDPOINT_ENV} not set: not a distributed pod")
         return None
     limit = _seconds(timeout)
     where = f"node={_shown(node)} endpoint={_shown(endpoint)}"
-    _say(f"BEGIN {where} timeout={limit:g}s")
+    say(f"BEGIN {where} timeout={limit:g}s")
     place = _parse_endpoint(endpoint)
     if place is None:
         _last = "timeout"
-        _say(f"TIMEOUT after=0s {where}: {ENDPOINT_ENV} is not host:port")
+        say(f"TIMEOUT after=0s {where}: {ENDPOINT_ENV} is not host:port")
         return None
     return _Gate(node, *place, limit, where)
 
 
-def _end(gate: "_Gate") -> None:
+def _end(gate: "_Gate", say: Say) -> None:
     global _last  # noqa: PLW0603 - as above
     _last = gate.outcome
     after = f"after={int(time.monotonic() - gate.began)}s"
     if _last == "ready":
-        _say(f"OK {after}")
+        say(f"OK {after}")
     elif _last == "degraded":
-        _say(f"DEGRADED {after} {gate.where}: traffic goes over the relay")
+        say(f"DEGRADED {after} {gate.where}: traffic goes over the relay")
     else:
-        _say(f"TIMEOUT {after} {gate.where}: {gate.note}")
+        say(f"TIMEOUT {after} {gate.where}: {gate.note}")
 
 
-def _fail(error: Exception) -> None:
+def _fail(error: Exception, say: Say) -> None:
     global _last  # noqa: PLW0603 - as above
     _last = "timeout"
-    _say(f"TIMEOUT gave up: {_reason(error)}")
+    say(f"TIMEOUT gave up: {_reason(error)}")
 
 
 def _say(text: str) -> None:

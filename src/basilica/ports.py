@@ -270,7 +270,8 @@ class Runtime(Protocol):
     def execute(self, run: Run, rank: int, argv: Sequence[str]) -> AsyncGenerator[Output | Exited, None]:
         """Run a command beside the rank: its machine, directory and environment. Closing the generator ends it, whole.
 
-        The first output is empty and says that it runs. A rank that was never launched: `Conflict`.
+        The first output is empty and says that it runs. A rank that was never launched, or that has ended with all that
+        a command would need: `Conflict`. A command that is lost sight of is `RuntimeUnavailable`, never an exit code.
         """
         ...
 

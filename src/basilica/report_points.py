@@ -39,6 +39,11 @@ def read_points(lines: Iterable[bytes]) -> Iterator[Point]:
         rows = json.loads(b"[" + b",".join(whole) + b"]")  # much quicker than line by line
     except (ValueError, RecursionError):
         rows = [_row(line) for line in whole]
+    return points_in(rows)
+
+
+def points_in(rows: Iterable[Any]) -> Iterator[Point]:
+    """The points among these, each newer than those before it."""
     newest = 0
     for row in rows:
         point = _point(row)

@@ -60,6 +60,16 @@ def report(step: SupportsFloat | None = None, **numbers: SupportsFloat) -> None:
         _complain("a report was lost", f"{type(error).__name__}: {error}")
 
 
+def note(**numbers: SupportsFloat) -> None:
+    """Numbers that belong to no step: as `report`, but how often they come says nothing of how long a step takes."""
+    try:
+        writer = _here.writer or _here.begin()
+        if writer is not None:
+            writer.add(None, numbers, beat=False)
+    except Exception as error:  # noqa: BLE001 (as above)
+        _complain("a report was lost", f"{type(error).__name__}: {error}")
+
+
 class Writer:
     """The report file of this process."""
 
@@ -96,13 +106,13 @@ class Writer:
             raise
         self._ring()
 
-    def add(self, step: object, numbers: Mapping[str, object]) -> None:
+    def add(self, step: object, numbers: Mapping[str, object], *, beat: bool = True) -> None:
         with self._lock:
             if self._busy:  # a signal handler or a finalizer that reports, in the middle of a report
                 return
             self._busy = True
             try:
-                self._add(step, numbers)
+                self._add(step, numbers, beat=beat)
             finally:
                 self._busy = False
 
@@ -112,11 +122,12 @@ class Writer:
             if self._gathered and not self._busy:
                 self._write({}, whole=True)
 
-    def _add(self, step: object, numbers: Mapping[str, object]) -> None:
+    def _add(self, step: object, numbers: Mapping[str, object], *, beat: bool) -> None:
         self._at, self._mono = time.time(), time.monotonic()
         values = self._values(numbers) if numbers else {}
         number = None if step is None else _step(step)
-        self._keep_time(self._mono, number, beat=number != self._step if number is not None else bool(values))
+        fresh = number != self._step if number is not None else bool(values)
+        self._keep_time(self._mono, number, beat=beat and fresh)
         if number is not None:
             self._step = number
         self._count += 1

@@ -128,7 +128,7 @@ async def operate(options: ClusterOptions, wanted: OperatorOptions, announce: Ca
                 clock,
                 election,
                 refusals=Refusals(store),
-                retain=None if wanted.retention_seconds is None else plane.retain,
+                hourly=(plane.retain, plane.forget_archives),
             )
             metrics = OperatorMetrics(lambda: operator.controller, lambda: election.leading)
             health = Health(lambda: store.behind, metrics.text)

@@ -49,6 +49,11 @@ class Cluster:
         self.kube.end_container(self.pod(index)["metadata"]["name"], code)
         self.kube.advance(settle)
 
+    def finalizers(self, pod: str) -> list[str]:
+        found = self.kube.get("pods", pod)
+        assert found is not None
+        return list(found["metadata"].get("finalizers", []))
+
     def job(self) -> Json:
         found = self.kube.get("jobs", "gang")
         assert found is not None
@@ -172,6 +177,20 @@ def test_scaling_down_and_up_again_forgets_what_had_failed(cluster: Cluster) -> 
     cluster.resize(4)
     cluster.kube.advance(11)
     assert cluster.alive() == [0, 1, 2, 3]
+
+
+def test_scaling_down_and_up_again_forgets_the_wait_of_an_index(cluster: Cluster) -> None:
+    """The failed pod is tracked until it is replaced or its index is not wanted any more, and its failures with it."""
+    cluster.start(job("gang", 2, backoffLimitPerIndex=5))
+    failed = cluster.pod(1)["metadata"]["name"]
+    cluster.end(1, 1)
+    cluster.kube.advance(5)
+    assert cluster.alive() == [0]
+    assert cluster.finalizers(failed) == [TRACKING]
+    cluster.resize(1)
+    assert cluster.finalizers(failed) == []
+    cluster.resize(2)
+    assert cluster.alive() == [0, 1]
 
 
 def test_scaling_down_deletes_the_pods_above(cluster: Cluster) -> None:

@@ -99,7 +99,7 @@ class Plane:
     async def settled(self, instance: str) -> Deployment:
         """At its end, with its rendezvous gone."""
         deployment = await self.until(instance, lambda deployment: deployment.status.settled)
-        await self.happens(lambda: self.kube.get("services", f"{instance}-rdzv", NAMESPACE) is None)
+        await self.happens(lambda: self.kube.get("services", f"{instance}-rendezvous", NAMESPACE) is None)
         return deployment
 
     async def happens(self, condition: Callable[[], object], seconds: float = PATIENCE_S) -> None:

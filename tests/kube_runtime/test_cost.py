@@ -59,7 +59,7 @@ class Puppets:
 async def puppets(plane: Plane, run: str, folder: Path) -> AsyncIterator[Puppets]:
     def rendezvous() -> dict[str, Any] | None:
         pods = plane.kube.objects("pods", NAMESPACE)
-        mine = [p for p in pods if p["metadata"]["name"].startswith(f"{run}-rdzv") and "podIP" in p["status"]]
+        mine = [p for p in pods if p["metadata"]["name"].startswith(f"{run}-rendezvous") and "podIP" in p["status"]]
         return mine[0] if mine else None
 
     await plane.happens(lambda: rendezvous() is not None)

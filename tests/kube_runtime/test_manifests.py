@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -37,14 +38,18 @@ EVERYTHING = objects(
 )
 
 
-@pytest.mark.parametrize("run", [objects(), EVERYTHING])
-def test_a_strict_api_server_takes_all_of_it(run: RunObjects) -> None:
+@pytest.mark.parametrize(
+    ("run", "parts"),
+    [(objects(), 0), (EVERYTHING, 0), (objects(archive="ab" * 32), 0), (objects(archive="ab" * 32), 19)],
+)
+def test_a_strict_api_server_takes_all_of_it(run: RunObjects, parts: int) -> None:
     async def story() -> None:
         paths = run.paths()
         made = {
             **run.surroundings(),
             "rendezvous_service": run.rendezvous_service(),
-            "job": run.job(4, "10.0.0.1:2379"),
+            "job": run.job(4, "10.0.0.1:2379", archive_parts=parts),
+            "kept": run.keep({"rank-0": b"1", "series": bytes(960 << 10)}, {"basilica.dev/results-too-large": "1"}),
         }
         async with httpx.AsyncClient(base_url=kube.url) as client:
             for name, body in made.items():
@@ -78,6 +83,20 @@ def test_a_command_reaches_the_rank_as_it_stands() -> None:
     assert container["command"][-3:] == ["run", "$$(HOME)", "$$$$"]
 
 
+def test_what_decides_how_our_entrypoint_starts_is_given_to_the_rank_alone() -> None:
+    [container] = pod_of(objects(env={"PATH": "/mine:$(HOME)", "MINE": "1"}))["containers"]
+    env = {each["name"]: each.get("value") for each in container["env"]}
+    assert env["MINE"] == "1"
+    assert "PATH" not in env
+    assert env["BASILICA_RANK_ENV"] == '{"PATH": "/mine:$$(HOME)"}'
+
+
+@pytest.mark.parametrize(("length", "ending"), [(52, "-rendezvous"), (53, "-rdzv")])
+def test_the_rendezvous_has_the_name_that_the_published_client_makes_up(length: int, ending: str) -> None:
+    run = replace(objects(), instance="n" * length)
+    assert run.rendezvous_service()["metadata"]["name"] == "n" * length + ending
+
+
 def test_ranks_run_on_nodes_that_have_what_they_need() -> None:
     pod = pod_of(EVERYTHING)
     required = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
@@ -93,6 +112,27 @@ def test_ranks_run_on_nodes_that_have_what_they_need() -> None:
         "nvidia.com/gpu": "2",
     }
     assert pod["topologySpreadConstraints"][0]["topologyKey"] == "topology.kubernetes.io/region"
+
+
+def test_a_directory_that_was_sent_is_mounted_and_its_path_is_no_working_directory_of_the_image() -> None:
+    pod = objects(archive="ab" * 32, workdir="sub").job(2, "10.0.0.1:2379", archive_parts=3)["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    assert "workingDir" not in container
+    env = {each["name"]: each.get("value") for each in container["env"]}
+    assert (env["BASILICA_ARCHIVE"], env["BASILICA_ARCHIVE_PARTS"], env["BASILICA_ARCHIVE_WORKDIR"]) == (
+        "ab" * 32,
+        "3",
+        "sub",
+    )
+    [volume] = [volume for volume in pod["volumes"] if volume["name"] == "archive"]
+    maps = [source["configMap"] for source in volume["projected"]["sources"]]
+    assert [each["items"][0]["path"] for each in maps] == ["0000", "0001", "0002"]
+    assert all(each["optional"] for each in maps), "a pod that waits for a volume tells nobody"
+    [mount] = [mount for mount in container["volumeMounts"] if mount["name"] == "archive"]
+    assert mount["readOnly"]
+    plain = objects(workdir="/app")
+    assert pod_of(plain)["containers"][0]["workingDir"] == "/app"
+    assert "ARCHIVE" not in json.dumps(pod_of(plain))
 
 
 def test_a_queue_gets_the_gang_suspended() -> None:

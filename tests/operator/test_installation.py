@@ -68,7 +68,26 @@ def test_no_right_is_a_wildcard() -> None:
     for name, rule in rules:
         assert "*" not in str(rule), name
     names = {name: [r for n, rule in rules if n == name for r in rule["resources"]] for name, _ in rules}
-    assert not {"clusterroles", "rolebindings", "pods/exec"} & {r for found in names.values() for r in found}
+    assert not {"clusterroles", "rolebindings"} & {r for found in names.values() for r in found}
+
+
+def test_commands_in_pods_are_run_by_the_api_alone() -> None:
+    rules = [(m["metadata"]["name"], rule) for m in EVERYTHING for rule in m.get("rules", ())]
+    assert [(name, rule["verbs"]) for name, rule in rules if "pods/exec" in rule["resources"]] == [
+        ("basilica-api", ["get", "create"])
+    ]
+
+
+def test_api_servers_keep_directories_and_the_operator_alone_forgets_them() -> None:
+    verbs = {
+        m["metadata"]["name"]: set(rule["verbs"])
+        for m in EVERYTHING
+        if m["kind"] == "ClusterRole"
+        for rule in m["rules"]
+        if rule["resources"] == ["configmaps"]
+    }
+    assert verbs["basilica-operator"] == {"get", "list", "create", "patch", "delete"}
+    assert verbs["basilica-api"] == {"get", "list", "create", "patch"}
 
 
 def test_the_definition_is_checked_in() -> None:

@@ -1,8 +1,10 @@
 """A whole installation as processes: the API, the operator and the ranks, which end at the worst moments."""
 
+import os
 import random
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 
+import basilica
 from basilica.operator.election import NAME
 from tests.operator.whole import Installation
 
@@ -100,6 +103,79 @@ def test_a_run_from_deploy_to_delete_leaves_nothing(here: Installation, api: htt
     eventually(lambda: left_of(here, instance) == [])
     usage = api.get("/usage").json()
     assert instance in str(usage)
+
+
+def test_commands_run_beside_ranks_and_end_with_whoever_asked(here: Installation, api: httpx.Client) -> None:
+    instance = deploy(api, "beside", 'trap "exit 0" TERM; sleep 1000 & wait')
+    until(api, instance, ready(2))
+    command = ["-m", "basilica.cli.main", "train", "exec", instance, "--rank", "1", "--", "sh", "-c"]
+    env = {**os.environ, "BASILICA_API_URL": here.url, "BASILICA_API_KEY": here.key}
+    script = "echo $RANK of $WORLD_SIZE; echo oh >&2; exit 3"
+    done = subprocess.run([sys.executable, *command, script], env=env, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("1 of 2\n", "oh\n", 3)
+    with subprocess.Popen(
+        [sys.executable, *command, "echo $$; exec sleep 1000"], env=env, stdout=subprocess.PIPE, text=True
+    ) as asking:
+        assert asking.stdout is not None
+        pid = int(asking.stdout.readline())
+        assert Path(f"/proc/{pid}").exists()
+        asking.kill()
+    eventually(lambda: not Path(f"/proc/{pid}").exists())
+    refused = api.post(f"/deployments/{instance}/exec", json={"rank": 3, "command": ["true"]})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "Conflict")
+    api.delete(f"/deployments/{instance}").raise_for_status()
+
+
+def test_a_directory_is_shipped_and_what_its_ranks_report_is_drawn_after_the_end(
+    here: Installation, tmp_path: Path
+) -> None:
+    """By the SDK and the command line, through one of two API servers each."""
+    project = tmp_path / "project"
+    (project / "lib").mkdir(parents=True)
+    (project / "lib" / "steps.py").write_text("STEPS = 40\n")
+    (project / "train.py").write_text(
+        "import os, basilica\nfrom lib.steps import STEPS\n"
+        "for n in range(STEPS): basilica.report(step=n, loss=1 / (n + 1))\n"
+        "print(sorted(os.listdir('.')), os.environ['RANK'])\n"
+    )
+    (project / ".gitignore").write_text("*.bin\n")
+    (project / "large.bin").write_bytes(bytes(1000))
+    with basilica.BasilicaClient(here.url, here.key) as client:
+        training = client.deploy_distributed(
+            "shipped",
+            command=["python", "train.py"],
+            workdir=project,
+            world_size=basilica.WorldSize(2, 2, 2),
+            gpu_count=0,
+        )
+        training.join(PATIENCE)
+        assert training.logs(rank=1).splitlines()[-1] == "['.gitignore', 'lib', 'train.py'] 1"
+        eventually(lambda: here.kube.get("services", f"{training.name}-rendezvous", "u-local") is None)
+        found = training.series("loss")
+        assert [(each.rank, len(each.points), each.points[-1].step) for each in found] == [(0, 40, 39), (1, 40, 39)]
+        assert training.refresh().ranks[1].report is not None
+        again = training.rerun()
+        again.join(PATIENCE)
+        other, url = here.start_server()
+        env = {**os.environ, "BASILICA_API_URL": url, "BASILICA_API_TOKEN": here.key}
+        command = [sys.executable, "-m", "basilica.cli.main", "train", "metrics", again.name]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=PATIENCE)
+        assert done.returncode == 0, done.stderr
+        assert "loss" in done.stdout
+        other.terminate()
+        for run in (training, again):
+            run.delete()
+    eventually(lambda: left_of(here, "shipped") == [])
+    kept = [obj for obj in here.kube.objects("configmaps", "u-local") if "archive" in obj["metadata"]["name"]]
+    assert len(kept) == 2, "an index and a part"
+    for obj in kept:
+        annotations = {"metadata": {"annotations": {"basilica.dev/wanted-at": "1000.0"}}}
+        path = f"/api/v1/namespaces/u-local/configmaps/{obj['metadata']['name']}"
+        patch = {"Content-Type": "application/merge-patch+json"}
+        httpx.patch(f"{here.kube.url}{path}", json=annotations, headers=patch).raise_for_status()
+    here.operator.terminate()
+    here.operator, here.health = here.start_operator()  # which looks for what is old when it begins to lead
+    eventually(lambda: "archive" not in str(here.kube.objects("configmaps", "u-local")))
 
 
 def test_a_rank_that_fails_three_times_is_named(here: Installation, api: httpx.Client) -> None:

@@ -1,38 +1,53 @@
 """A whole installation: a cluster whose pods are processes; an operator and an API server as processes of their own."""
 
+import asyncio
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from basilica.kube.crd import definition
-from basilica.testing.kube import KubeServer
+from basilica.server.auth import key_record, new_key
+from basilica.testing.kube import KubeServer, NodeSpec
+from basilica.wiring_kubernetes import ClusterOptions, open_cluster_keys
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 30
+SHIPPED_SOURCE = "/tmp/__basilica_source.py"  # where the published client's ranks put what they run
 
 
 class Installation:
     """What the stories of the local server need of one: a URL and keys."""
 
-    def __init__(self, directory: Path, *, lease_seconds: float = 15.0) -> None:
+    def __init__(
+        self, directory: Path, *, lease_seconds: float = 15.0, nodes: Sequence[NodeSpec] = (NodeSpec("node-0"),)
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._directory, self._lease_seconds = directory, lease_seconds
-        self.kube = KubeServer().start()
+        self.kube = KubeServer(nodes=nodes, own_files=[SHIPPED_SOURCE]).start()
         self.kube.create(definition())
         self.kubeconfig = self.kube.kubeconfig(directory / "kubeconfig")
         self._operators = self._servers = 0
         self._processes: list[subprocess.Popen[str]] = []
         try:
             self.key = self.key_of("local")
-            self.operator, self.health = self.start_operator()
-            self.server, self.url = self.start_server()
+            self._start_both("0")
         except BaseException:
             self.close()
             raise
 
     def key_of(self, user: str) -> str:
-        made = self.basilica("keys", "create", "--store", "kubernetes", "--user", user, *self.cluster)
-        return made.strip()
+        """An API key, as `basilica keys create` makes it."""
+
+        async def make() -> str:
+            async with open_cluster_keys(ClusterOptions(kubeconfig=str(self.kubeconfig), namespace="default")) as keys:
+                key = new_key()
+                await keys.add_key(key_record(key, user, time.time()))
+                return key
+
+        return asyncio.run(make())
 
     def basilica(self, *arguments: str) -> str:
         command = [sys.executable, "-m", "basilica.cli.main", *arguments]
@@ -46,12 +61,29 @@ class Installation:
         arguments = ["-m", "tests.operator.process", str(self.kubeconfig), str(self._lease_seconds)]
         return self._start(arguments, f"operator-{self._operators}.log")
 
-    def start_server(self) -> tuple[subprocess.Popen[str], str]:
+    def start_server(self, port: str = "0") -> tuple[subprocess.Popen[str], str]:
         """Another API server, and its URL."""
         self._servers += 1
-        arguments = ["-m", "basilica.cli.main", "serve", "--store", "kubernetes", "--port", "0", *self.cluster]
+        arguments = ["-m", "basilica.cli.main", "serve", "--store", "kubernetes", "--port", port, *self.cluster]
         process, said = self._start(arguments, f"server-{self._servers}.log")
         return process, said.rpartition(" ")[2]
+
+    def kill(self) -> None:
+        """The whole control plane, as by the kernel: no chance to tidy up."""
+        for process in (self.operator, self.server):
+            process.kill()
+            process.wait(START_SECONDS)
+
+    def start_again(self) -> None:
+        """Where it was."""
+        self._start_both(self.url.rpartition(":")[2])
+
+    def _start_both(self, port: str) -> None:
+        """At the same time: most of it is the start of an interpreter."""
+        with ThreadPoolExecutor() as pool:
+            operator, server = pool.submit(self.start_operator), pool.submit(self.start_server, port)
+            self.operator, self.health = operator.result()
+            self.server, self.url = server.result()
 
     def _start(self, arguments: list[str], log: str) -> tuple[subprocess.Popen[str], str]:
         with (self._directory / log).open("w") as stderr:

@@ -5,6 +5,7 @@ two network policies, an account without rights, and a Secret for what must not 
 """
 
 import base64
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from typing import Any
 
 from basilica.core.deployment import Owner
 from basilica.core.spec import DeploymentSpec, Shell
+from basilica.kube import archives
 from basilica.kube.render import QUEUE_NAME, Container, Gang, Json, indexed_job, literal
 from basilica.kube.userdeployment import API_VERSION, GROUP, INSTANCE_LABEL, KIND
 
@@ -23,6 +25,8 @@ PROVIDER, REGION, GPU_MODEL = f"{GROUP}/provider", "topology.kubernetes.io/regio
 GPU_PRODUCT, GPU_MEMORY, GPUS = "nvidia.com/gpu.product", "nvidia.com/gpu.memory", "nvidia.com/gpu"
 HOSTNAME = "kubernetes.io/hostname"
 RENDEZVOUS_PORT, MASTER_PORT = 2379, 29500
+SERVICE_NAME_MAX = 63
+OF_THE_RANK_ALONE = ("PATH", "PYTHONHOME")  # our entrypoint is found and started as the image says
 FOR_EVER = (1 << 31) - 1
 MIB_PER_GB = 10**9 / (1 << 20)
 TELL_SECONDS = 10  # for a rank that was ended to be recorded
@@ -42,7 +46,7 @@ class Settings:
     2379 of `$(POD_IP)`. `user`: whom containers run as. `egress`: whether ranks reach what is outside of the cluster's
     private networks. `checkpoints`: a volume that all ranks of a namespace share, by the name of its claim.
     `node_seconds`: how long pods of a node that does not answer any more are waited for before others take their
-    places.
+    places. `archive_bytes`: how large a directory may be, packed, that is sent along.
     """
 
     image: str
@@ -61,6 +65,7 @@ class Settings:
     image_pull_secrets: Sequence[str] = ()
     holds_pods: bool = True
     node_seconds: int = 30
+    archive_bytes: int = 16 << 20
     env: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -78,7 +83,9 @@ class RunObjects:
 
     @property
     def rendezvous(self) -> str:
-        return f"{self.instance}-rdzv"
+        """The name that the published client tells its users, unless it would be too long for a Service."""
+        name = f"{self.instance}-rendezvous"
+        return name if len(name) <= SERVICE_NAME_MAX else f"{self.instance}-rdzv"
 
     @property
     def bench(self) -> str:
@@ -87,6 +94,10 @@ class RunObjects:
     @property
     def secret(self) -> str:
         return f"{self.instance}-env"
+
+    @property
+    def kept(self) -> str:
+        return f"{self.instance}-results"
 
     def paths(self) -> dict[str, str]:
         """Where the API has each object of the run."""
@@ -102,6 +113,7 @@ class RunObjects:
             "rendezvous_service": f"{core}/services/{self.rendezvous}",
             "job": f"/apis/batch/v1/namespaces/{self.namespace}/jobs/{name}",
             "bench": f"/apis/batch/v1/namespaces/{self.namespace}/jobs/{self.bench}",
+            "kept": f"{core}/secrets/{self.kept}",
         }
 
     def labels(self, role: str) -> dict[str, str]:
@@ -219,10 +231,17 @@ class RunObjects:
 
     # ---- the gang
 
-    def job(self, size: int, endpoint: str) -> Json:
+    def keep(self, data: Mapping[str, bytes], annotations: Mapping[str, str]) -> Json:
+        """What ranks gave and told, for those who ask when the rendezvous is gone."""
+        metadata = {**self._metadata(self.kept, RENDEZVOUS), "annotations": dict(annotations)}
+        encoded = {name: base64.b64encode(value).decode() for name, value in data.items()}
+        return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": encoded}
+
+    def job(self, size: int, endpoint: str, *, archive_parts: int = 0) -> Json:
         """The gang, whose ranks find their rendezvous at `endpoint`. Kubernetes places it; all else is ours to do.
 
         No number of lost pods makes it fail, and a pod that hangs on a lost node does not keep its successor waiting.
+        `archive_parts`: of the directory that was sent for it; 0 if that is not there, which its ranks then tell.
         """
         job: Json = {"backoffLimitPerIndex": FOR_EVER, "podReplacementPolicy": "TerminatingOrFailed"}
         if self.settings.queue is not None:
@@ -232,13 +251,13 @@ class RunObjects:
                 name=self.instance,
                 namespace=self.namespace,
                 size=size,
-                container=self._worker(endpoint),
+                container=self._worker(endpoint, archive_parts),
                 labels=self.labels(WORKER),
                 job_labels={} if self.settings.queue is None else {QUEUE_NAME: self.settings.queue},
                 pod_finalizers=(POD_FINALIZER,) if self.settings.holds_pods else (),
                 owner=self._owner_reference(),
                 job=job,
-                pod=self._worker_pod(),
+                pod=self._worker_pod(archive_parts),
             )
         )
 
@@ -296,7 +315,7 @@ class RunObjects:
             "volumeMounts": [_CARRIED_MOUNT],
         }
 
-    def _worker(self, endpoint: str) -> Container:
+    def _worker(self, endpoint: str, archive_parts: int) -> Container:
         program = self.spec.program
         argv = ["/bin/sh", "-c", program.script, "--", *program.args] if isinstance(program, Shell) else program.argv
         entrypoint = (f"{CARRIED_AT}/start",) if self._carries else self.settings.entrypoint
@@ -315,9 +334,13 @@ class RunObjects:
                 {"name": "shm", "mountPath": "/dev/shm"},
                 {"name": "checkpoints", "mountPath": "/checkpoints"},
                 *([_CARRIED_MOUNT] if self._carries else []),
+                *(archives.mounts() if self.spec.archive is not None else []),
             ],
         }
-        if self.spec.workdir is not None:
+        environment = self._environment(endpoint)
+        if self.spec.archive is not None:
+            environment |= archives.environment(self.spec.archive, archive_parts, self.spec.workdir)
+        elif self.spec.workdir is not None:
             more["workingDir"] = self.spec.workdir
         if self.spec.secrets:
             more["envFrom"] = [{"secretRef": {"name": self.secret}}]
@@ -325,7 +348,7 @@ class RunObjects:
             name=WORKER_CONTAINER,
             image=self.spec.image or self.settings.image,
             command=[*entrypoint, "--", *map(literal, argv)],
-            env=self._environment(endpoint),
+            env=environment,
             rank_env="BASILICA_RANK",
             fields={
                 "NODE_NAME": "spec.nodeName",
@@ -341,6 +364,7 @@ class RunObjects:
         spec = self.spec
         secret = spec.secrets.keys()
         given = {name: value for name, value in {**spec.nccl_env, **spec.env}.items() if name not in secret}
+        apart = {name: given.pop(name) for name in OF_THE_RANK_ALONE if name in given}
         return {
             "PYTHONUNBUFFERED": "1",
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # torchrun with c10d: else a scale-up fails all agents
@@ -348,6 +372,7 @@ class RunObjects:
             "MASTER_PORT": str(MASTER_PORT),
             **self.settings.env,
             **given,
+            **({"BASILICA_RANK_ENV": json.dumps(apart)} if apart else {}),
             "LOCAL_RANK": "0",
             "BASILICA_DRIVEN": "1",
             "BASILICA_MESH_TIMEOUT": str(GATE_SECONDS),
@@ -363,7 +388,7 @@ class RunObjects:
             "BASILICA_CHECKPOINT_DIR": "/checkpoints",
         }
 
-    def _worker_pod(self) -> Json:
+    def _worker_pod(self, archive_parts: int) -> Json:
         shared: Json = {"emptyDir": {}}
         if self.settings.checkpoints is not None:
             shared = {"persistentVolumeClaim": {"claimName": self.settings.checkpoints}}
@@ -379,6 +404,8 @@ class RunObjects:
         if self._carries:
             found["initContainers"] = [self._carrier()]
             found["volumes"].append({"name": "basilica", "emptyDir": {}})
+        if self.spec.archive is not None:
+            found["volumes"] += archives.volumes(self.spec.archive, archive_parts)
         if self.spec.resources.gpus.count:
             found["tolerations"].append({"key": GPUS, "operator": "Exists", "effect": "NoSchedule"})
         affinity = self._affinity()

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Protocol
 
 from basilica.controller.loop import Controller
@@ -42,10 +42,10 @@ class Operator:
         election: Election,
         *,
         refusals: Refusals | None = None,
-        retain: Callable[[], Awaitable[list[str]]] | None = None,
+        hourly: Sequence[Callable[[], Awaitable[list[str]]]] = (),
     ) -> None:
         self._store, self._runtime, self._clock, self._election = store, runtime, clock, election
-        self._refusals, self._retain = refusals, retain
+        self._refusals, self._hourly = refusals, hourly  # works that remove what is too old, and name it
         self.controller: Controller | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -79,7 +79,7 @@ class Operator:
     async def _beside(self) -> AsyncIterator[None]:
         """What a leader does beside turning runs."""
         works = [self._tell_refusals()] if self._refusals is not None else []
-        works += [self._keep_retention()] if self._retain is not None else []
+        works += [self._keep_retention()] if self._hourly else []
         tasks = [asyncio.create_task(work) for work in works]
         try:
             yield
@@ -99,13 +99,13 @@ class Operator:
                 await asyncio.sleep(1.0)
 
     async def _keep_retention(self) -> None:
-        assert self._retain is not None
         while True:
-            try:
-                for name in await self._retain():
-                    log.info("removing %s: older than the retention", name)
-            except BasilicaError as error:
-                log.warning("retention: %s", error)
+            for work in self._hourly:
+                try:
+                    for name in await work():
+                        log.info("removing %s: older than the retention", name)
+                except BasilicaError as error:
+                    log.warning("retention: %s", error)
             await asyncio.sleep(RETENTION_PERIOD)
 
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from basilica.rendezvous.client import Answer, KeysClient
 from basilica.rendezvous.exchange import NoAnswer
+from basilica.rendezvous.persisting import AGAIN_FIRST_S, next_pause
 
-AGAIN_FIRST_S, AGAIN_MAX_S = 0.05, 1.0
 _REMOVALS = ("delete", "expire", "compareAndDelete")
 
 
@@ -35,7 +35,7 @@ class KeysMirror:
                         self.fresh, pause = False, AGAIN_FIRST_S
                         self._changed(None)
                     await asyncio.sleep(pause)
-                    pause = min(2 * pause, AGAIN_MAX_S)
+                    pause = next_pause(pause)
         finally:
             await keys.close()
 

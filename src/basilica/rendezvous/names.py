@@ -13,3 +13,4 @@ ORDERS = f"{ROOT}/ranks"  # which attempt of a rank is to run, where the control
 ATTEMPTS = f"{ROOT}/attempts"  # what became of each
 RESULTS = f"{ROOT}/results"
 REPORTS = f"{ROOT}/reports"
+SERIES = f"{ROOT}-series"  # what each rank reported over time; apart, since whoever follows the rest has no use for it

@@ -5,7 +5,7 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any
 
-from basilica.core.errors import DistributedError
+from basilica.core.errors import BasilicaError, DistributedError
 from basilica.ports import Exited, Output
 from basilica.wire.responses import CommandExit, CommandOutput
 
@@ -26,7 +26,8 @@ def render_results(results: Mapping[int, bytes]) -> bytes:
 async def stream_output(output: AsyncGenerator[Output | Exited, None], closing: asyncio.Event) -> AsyncIterator[bytes]:
     """A line of JSON for each output, to the exit or until the server closes. Whoever stops reading ends the command.
 
-    A reader that has gone cancels every `await` here, so the end is left to a task of its own.
+    If the runtime loses sight of the command, the last line says why, and there is no exit code. A reader that has gone
+    cancels every `await` here, so the end is left to a task of its own.
     """
     server_closes = asyncio.ensure_future(closing.wait())
     step: asyncio.Future[Output | Exited | None] = asyncio.ensure_future(anext(output, None))
@@ -36,7 +37,12 @@ async def stream_output(output: AsyncGenerator[Output | Exited, None], closing: 
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not step.done():
                 return
-            match step.result():
+            try:
+                found = step.result()
+            except BasilicaError as problem:
+                yield CommandOutput(stream="stderr", text=f"basilica: {problem}\n").to_json() + b"\n"
+                return
+            match found:
                 case Output(stream, text):
                     yield CommandOutput(stream=stream, text=text).to_json() + b"\n"
                 case Exited(code):

@@ -263,7 +263,8 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
     async def execute_command(request: Request, name: str) -> Response:
         """Run a command beside a rank, with its environment and directory; it ends when the caller goes away.
 
-        The answer is one JSON object per line: what it writes, and at last `exitCode`.
+        The answer is one JSON object per line: what it writes, and at last `exitCode`. Without that the command was
+        lost sight of, and the last line says why.
         """
         body = inc.parse(inc.ExecBody, await request.body())
         deployment = await plane.get(_user(request), name)

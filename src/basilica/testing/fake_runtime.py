@@ -95,9 +95,11 @@ class FakeRuntime:
         """One point for each report."""
         found: dict[tuple[int, str], list[SeriesPoint]] = {}
         for rank, reports in self._reported.get(run.instance, {}).items():
+            if query.ranks is not None and rank not in query.ranks:
+                continue
             for told in reports:
                 for name, value in told.values.items():
-                    if query.ranks in (None, {rank}) and query.metrics in (None, {name}) and told.at >= query.since:
+                    if (query.metrics is None or name in query.metrics) and told.at >= query.since:
                         point = SeriesPoint(told.step, told.at, value, value, value)
                         found.setdefault((rank, name), []).append(point)
         return [

@@ -11,20 +11,28 @@ succeeds the first.
 
 import asyncio
 import inspect
+import io
+import os
+import random
+import sys
+import tarfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
+
 from basilica.core.actions import Launch, Stop
-from basilica.core.errors import RuntimeUnavailable
+from basilica.core.errors import Conflict, RuntimeUnavailable, ValidationError
 from basilica.core.mesh import Announcement, Gate
+from basilica.core.reports import Series, SeriesQuery
 from basilica.core.seen import Ended, SeenRank, Sight, Sighting
 from basilica.core.spec import DeploymentSpec, Exec, Shell
 from basilica.core.world import WorldSize
-from basilica.ports import Run, Runtime
+from basilica.ports import Exited, Output, Run, Runtime, StoredArchive
 
 PATIENCE_S = 30.0
 STORY_SECONDS = 100.0
@@ -46,6 +54,22 @@ def story(test: Callable[[Contract, "World"], Awaitable[None]]) -> Callable[[Con
 
     told.__name__, told.__qualname__, told.__doc__ = test.__name__, test.__qualname__, inspect.getdoc(test)
     return told
+
+
+def packed(files: Mapping[str, str]) -> bytes:
+    """A directory as it is sent. All of its files may be executed."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as archive:
+        for name, text in files.items():
+            info = tarfile.TarInfo(name)
+            info.size, info.mode = len(text.encode()), 0o755
+            archive.addfile(info, io.BytesIO(text.encode()))
+    return content.getvalue()
+
+
+def reporting(code: str) -> Exec:
+    """A Python program that can `report`."""
+    return Exec((sys.executable, "-c", f"from basilica import report\n{code}"))
 
 
 class World:
@@ -185,6 +209,19 @@ class World:
             assert time.monotonic() < end, f"{line!r} was not written"
             await asyncio.sleep(0.02)
 
+    async def command(self, run: Run, *argv: str, rank: int = 0) -> tuple[str, str, int]:
+        """What a command beside the rank wrote to its two streams, and its exit code."""
+        written = {"stdout": "", "stderr": ""}
+        async with aclosing(self.runtime.execute(run, rank, argv)) as output:
+            async for found in output:
+                match found:
+                    case Output(stream, text):
+                        written[stream] += text
+                    case Exited(code):
+                        assert await anext(output, None) is None, "something came after the exit"
+                        return written["stdout"], written["stderr"], code
+        raise AssertionError("the command never ended")
+
     async def announced(self, run: Run, wanted: Announcement) -> None:
         """Announce as a controller does: until a look shows that it is said."""
         end = time.monotonic() + PATIENCE_S
@@ -193,11 +230,64 @@ class World:
             await self.do(partial(self.runtime.announce, run, wanted))
             await asyncio.sleep(0.05)
 
+    async def send(self, user: str, content: bytes) -> StoredArchive:
+        """In pieces, as it comes over a network."""
+
+        async def pieces() -> AsyncIterator[bytes]:
+            for at in range(0, len(content), 100_000):
+                yield content[at : at + 100_000]
+
+        return await self.runtime.store_archive(user, pieces())
+
+    async def reported(self, run: Run, *, step: int) -> None:
+        """Return when that is the last step of rank 0."""
+        end = time.monotonic() + PATIENCE_S
+        while (last := (await self.do(lambda: self.runtime.reports(run))).get(0)) is None or last.step != step:
+            assert time.monotonic() < end, f"the last report is {last}"
+            await asyncio.sleep(0.05)
+
+    async def series(self, run: Run, query: SeriesQuery | None = None, *, points: int | None = None) -> list[Series]:
+        """Those that are asked for, as soon as the first of them has so many points."""
+        end = time.monotonic() + PATIENCE_S
+        while True:
+            found: list[Series] = await self.do(lambda: self.runtime.series(run, query or SeriesQuery()))
+            if points is None or (found and len(found[0].points) == points):
+                return found
+            assert time.monotonic() < end, f"the series are {found}"
+            await asyncio.sleep(0.05)
+
     async def without_rendezvous(self, run: Run) -> None:
         end = time.monotonic() + PATIENCE_S
         while (await self.look(run)).rendezvous is not None:
             assert time.monotonic() < end, "it is still there"
             await asyncio.sleep(0.05)
+
+
+class Holders:
+    """Knows whether a process still has a pipe open that is given to it by its name."""
+
+    def __init__(self, path: Path) -> None:
+        os.mkfifo(path)
+        self._reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+
+    async def appear(self) -> None:
+        await self._become(held=True)
+
+    async def vanish(self) -> None:
+        await self._become(held=False)
+        os.close(self._reading)
+
+    async def _become(self, *, held: bool) -> None:
+        end = time.monotonic() + PATIENCE_S
+        while self._held() is not held:
+            assert time.monotonic() < end, "nobody came" if held else "somebody is still there"
+            await asyncio.sleep(0.02)
+
+    def _held(self) -> bool:
+        try:
+            return bool(os.read(self._reading, 1))
+        except BlockingIOError:
+            return True
 
 
 class RuntimeContract:
@@ -436,8 +526,185 @@ class RuntimeContract:
         assert await world.do(lambda: world.runtime.results(run)) == {0: b"zero"}
 
     @story
+    async def test_what_ranks_report_is_known_while_they_run_and_after_their_end(self, world: World) -> None:
+        wait = f"import os, time\nwhile not os.path.exists({str(world.files / 'go')!r}): time.sleep(0.02)"
+        run = world.run(reporting(f"for n in range(5): report(step=n, loss=5.0 - n)\n{wait}\nreport(step=9, loss=0.5)"))
+        await world.launch(run, 0)
+        await world.running(run)
+        await world.reported(run, step=4)
+        [before] = await world.series(run, points=5)
+        assert [(point.step, point.mean) for point in before.points] == [(n, 5.0 - n) for n in range(5)]
+        (world.files / "go").touch()
+        await world.ended(run)
+        for _ in range(2):
+            [series] = await world.series(run, points=6)
+            assert (series.rank, series.worker, series.metric) == (0, 0, "loss")
+            assert [point.step for point in series.points] == [0, 1, 2, 3, 4, 9]
+            report = (await world.do(lambda: world.runtime.reports(run)))[0]
+            assert (report.step, report.values) == (9, {"loss": 0.5})
+            await world.do(lambda: world.runtime.end_rendezvous(run))
+            await world.without_rendezvous(run)
+
+    @story
+    async def test_a_series_goes_on_over_attempts_and_is_shown_as_it_is_asked_for(self, world: World) -> None:
+        who = "a, r = int(os.environ['BASILICA_ATTEMPT']), int(os.environ['RANK'])"
+        tell = "for n in range(10): report(step=10 * a + n, loss=n, lr=r)"
+        run = world.run(reporting(f"import os\n{who}\n{tell}\nexit(3 if a == 0 else 0)"))
+        await world.launch(run, 0, 1)
+        await world.ended(run, 0)
+        await world.ended(run, 1)
+        await world.launch(run, 0, attempt=1)
+        await world.ended(run, 0, 1)
+        await world.do(lambda: world.runtime.end_rendezvous(run))
+        found = await world.series(run)
+        assert [(each.rank, each.metric) for each in found] == [(0, "loss"), (0, "lr"), (1, "loss"), (1, "lr")]
+        assert [point.step for point in found[0].points] == list(range(20))
+        assert [point.step for point in found[2].points] == list(range(10))
+        [few] = await world.series(run, SeriesQuery(ranks=frozenset({0}), metrics=frozenset({"loss"}), points=4))
+        assert [(p.step, p.mean, p.min, p.max, p.count) for p in few.points] == [
+            (4, 2.0, 0.0, 4.0, 5),
+            (9, 7.0, 5.0, 9.0, 5),
+            (14, 2.0, 0.0, 4.0, 5),
+            (19, 7.0, 5.0, 9.0, 5),
+        ]
+        moment = found[0].points[10].at
+        late = await world.series(run, SeriesQuery(since=moment))
+        assert [[p.step for p in each.points] for each in late] == [list(range(10, 20))] * 2
+
+    # ---- what they run in ------------------------------------------------------------------------------------------
+
+    @story
     async def test_an_archive_that_nobody_sent_is_not_there(self, world: World) -> None:
         assert not await world.runtime.has_archive("ada", "0" * 64)
+
+    @story
+    async def test_ranks_run_in_the_directory_that_was_sent(self, world: World) -> None:
+        files = {"hello": "from afar\n", "tool": "#!/bin/sh\necho works", "sub/in": "x"}
+        stored = await world.send("ada", packed(files))
+        assert await world.runtime.has_archive("ada", stored.digest)
+        assert not await world.runtime.has_archive("eve", stored.digest)
+        run = world.run("cat hello; ./tool; ls; env | grep ARCHIVE; true", archive=stored.digest)
+        await world.launch(run, 0, 1)
+        for rank in range(2):
+            assert (await world.ended(run, rank)).log_tail == ("from afar", "works", "hello", "sub", "tool")
+        inside = world.run("cat in", "inside", archive=stored.digest, workdir="sub")
+        await world.launch(inside, 0)
+        assert (await world.ended(inside)).log_tail == ("x",)
+
+    @story
+    async def test_a_directory_may_be_sent_twice_and_its_files_are_as_the_last_attempt_left_them(
+        self, world: World
+    ) -> None:
+        content = packed({f"file-{n}": random.Random(n).randbytes(300_000).hex() for n in range(6)})
+        one, two = await asyncio.gather(world.send("ada", content), world.send("ada", content))
+        assert one == two == await world.send("ada", content)
+        assert one.bytes == len(content)
+        run = world.run("cat mark; echo attempt $BASILICA_ATTEMPT >mark; exit 1", archive=one.digest)
+        await world.launch(run, 0)
+        await world.ended(run)
+        await world.launch(run, 0, attempt=1)
+        assert (await world.ended(run, 0, 1)).log_tail[-1] == "attempt 0"
+
+    @story
+    async def test_what_would_leave_its_directory_or_is_no_archive_is_refused(self, world: World) -> None:
+        for content in (packed({"../out": "x"}), b"no archive"):
+            with pytest.raises(ValidationError):
+                await world.send("ada", content)
+
+    @story
+    async def test_old_archives_that_nobody_uses_are_forgotten(self, world: World) -> None:
+        used, unused = await world.send("ada", packed({"a": "1"})), await world.send("ada", packed({"a": "2"}))
+        others = await world.send("eve", packed({"a": "1"}))
+
+        async def in_use() -> set[tuple[str, str]]:
+            return {("ada", used.digest)}
+
+        async def nobody_asks() -> set[tuple[str, str]]:
+            raise AssertionError("nothing is old")
+
+        assert await world.runtime.forget_archives(nobody_asks, time.time() - 3600) == []
+        forgotten = await world.runtime.forget_archives(in_use, time.time() + 3600)
+        assert sorted(forgotten) == sorted([unused.digest, others.digest])
+        assert await world.runtime.has_archive("ada", used.digest)
+        assert not await world.runtime.has_archive("ada", unused.digest)
+        assert not await world.runtime.has_archive("eve", others.digest)
+        run = world.run("cat a", archive=(await world.send("ada", packed({"a": "2"}))).digest)
+        await world.launch(run, 0)
+        assert (await world.ended(run)).log_tail == ("2",)
+
+    # ---- commands beside ranks -------------------------------------------------------------------------------------
+
+    @story
+    async def test_a_command_has_the_environment_and_the_directory_of_its_rank(self, world: World) -> None:
+        run = world.run(f"pwd >{world.files}/where-$RANK; {FOR_EVER}", env={"MINE": "a b"}, secrets={"TOKEN": "hush"})
+        await world.launch(run, 0, 1)
+        await world.running(run, 1)
+        await world.until(run, 1, 0, lambda _: (world.files / "where-1").exists())
+        script = "echo $RANK/$WORLD_SIZE $BASILICA_ATTEMPT $MINE $TOKEN; cat; pwd; echo oh >&2; exit 3"
+        out, err, code = await world.command(run, "sh", "-c", script, rank=1)
+        assert (err, code) == ("oh\n", 3)
+        await world.written("where-1", out.removeprefix("1/2 0 a b hush\n"))
+
+    @story
+    async def test_a_command_ends_as_it_does(self, world: World) -> None:
+        run = world.run(FOR_EVER)
+        await world.launch(run, 0)
+        await world.running(run)
+        assert await world.command(run, "true") == ("", "", 0)
+        assert await world.command(run, "printf", "%s|", "a b", "$HOME", "ü*", "") == ("a b|$HOME|ü*||", "", 0)
+        assert await world.command(run, "sh", "-c", "kill -KILL $$") == ("", "", 137)
+        _, problem, code = await world.command(run, "no-such-program-here")
+        assert code == 127
+        assert "cannot execute no-such-program-here" in problem
+
+    @story
+    async def test_beside_a_rank_that_was_never_launched_no_command_runs(self, world: World) -> None:
+        run = world.run(FOR_EVER)
+        await world.launch(run, 0)
+        await world.running(run)
+        try:
+            await world.command(run, "true", rank=3)
+        except Conflict as problem:
+            assert f"rank 3 of {run.instance} was never launched" in str(problem)  # noqa: PT017 - shipped without pytest
+        else:
+            raise AssertionError("a command ran beside no rank")
+
+    @story
+    async def test_what_a_command_writes_comes_whole_even_if_it_is_much_and_no_text(self, world: World) -> None:
+        run = world.run(FOR_EVER)
+        await world.launch(run, 0)
+        await world.running(run)
+        script = "printf '\\303\\274\\377'; head -c 3000000 /dev/zero; printf '\\303' >&2"
+        out, err, code = await world.command(run, "sh", "-c", script)
+        assert (out[:2], len(out), err, code) == ("ü\ufffd", 3000002, "\ufffd", 0)
+
+    @story
+    async def test_what_a_command_leaves_behind_ends_with_it(self, world: World) -> None:
+        run = world.run(FOR_EVER)
+        await world.launch(run, 0)
+        await world.running(run)
+        held = Holders(world.files / "held")
+        script = f"exec 9>{world.files}/held; setsid sleep 1000 & exit 4"
+        assert (await world.command(run, "sh", "-c", script))[2] == 4
+        await held.vanish()
+
+    @story
+    async def test_a_command_ends_with_all_it_started_when_nobody_reads_any_more(self, world: World) -> None:
+        run = world.run(FOR_EVER)
+        await world.launch(run, 0)
+        await world.running(run)
+        held = Holders(world.files / "held")
+        reading = world.runtime.execute(
+            run, 0, ["sh", "-c", f"exec 9>{world.files}/held; setsid sleep 1000 & sleep 1000"]
+        )
+        assert await anext(reading) == Output("stdout", "")
+        going_on = asyncio.ensure_future(anext(reading))
+        await held.appear()
+        going_on.cancel()
+        await asyncio.gather(going_on, return_exceptions=True)
+        await reading.aclose()
+        await held.vanish()
+        await world.running(run)
 
     # ---- removing --------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from basilica.core.seen import SeenBench
 from basilica.runtimes.kubernetes.parse import PodFacts
 
 RUNNING = "two pods measure the link between them"
-ELSEWHERE = "it was measured on other nodes than those of the ranks"
+ELSEWHERE = "not on the nodes of the ranks"
 
 
 def see_bench(pods: Sequence[PodFacts], worker_nodes: Collection[str]) -> SeenBench:
@@ -20,7 +20,10 @@ def see_bench(pods: Sequence[PodFacts], worker_nodes: Collection[str]) -> SeenBe
             except ValueError as error:
                 return SeenBench(phase=BenchPhase.FAILED, message=str(error))
             home = {result.probe_node_a, result.probe_node_b} <= set(worker_nodes)
-            message = "" if home else ELSEWHERE
+            told = f"measured between {result.probe_node_a} and {result.probe_node_b}"
+            if result.probe_node_a == result.probe_node_b:
+                told = f"measured within {result.probe_node_a}: no network is between pods of one node"
+            message = told if home else f"{told}, {ELSEWHERE}"
             return SeenBench(phase=BenchPhase.SUCCEEDED, message=message, on_worker_nodes=home, result=result)
     failed = [pod for pod in pods if pod.over]
     if failed:

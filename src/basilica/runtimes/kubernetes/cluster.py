@@ -1,14 +1,12 @@
 """The cluster as the runtime needs it: Jobs, pods, addresses and nodes in a mirror, and the few writes of a run."""
 
 import asyncio
-import base64
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from basilica.core.errors import DistributedError, RuntimeUnavailable
+from basilica.core.errors import RuntimeUnavailable
 from basilica.kube.api import ApiError, KubeApi
 from basilica.kube.informer import Informer
 from basilica.kube.run import (
@@ -24,7 +22,9 @@ from basilica.kube.run import (
 )
 from basilica.kube.userdeployment import INSTANCE_LABEL
 from basilica.ports import Run
+from basilica.runtimes.kubernetes.archives import ClusterArchives
 from basilica.runtimes.kubernetes.parse import NodeFacts, PodFacts, node_facts, pod_facts
+from basilica.runtimes.kubernetes.refusals import refusals
 
 Json = dict[str, Any]
 
@@ -33,8 +33,6 @@ log = logging.getLogger(__name__)
 FORGET_UID_AFTER_S = 30.0
 HELD_AT_MOST_S = 120.0
 CLOSING_DEADLINE_S = 1  # of a Job that is to be over; what runs in spite of that is ended with it
-RESULTS_BYTES_MAX = 700 << 10  # of all ranks together: they are kept in one object
-RESULTS_DROPPED = "basilica.dev/results-too-large"  # how many bytes they had
 
 
 class Cluster:
@@ -42,6 +40,7 @@ class Cluster:
 
     def __init__(self, api: KubeApi, settings: Settings, changed: Callable[[str], None]) -> None:
         self._api, self._settings, self._changed = api, settings, changed
+        self.archives = ClusterArchives(api, settings.archive_bytes)
         ours = f"{MANAGED_BY}=basilica,{ROLE}"
         gangs = f"{ours} in ({WORKER},{BENCH})"
         self._pods = Informer(api, "/api/v1/pods", label_selector=gangs, on_change=self._pod_changed)
@@ -183,9 +182,11 @@ class Cluster:
             return
         endpoint = await self.make_rendezvous(run)
         if job is None:
+            archive = run.spec.archive
+            parts = 0 if archive is None else await self.archives.parts(run.namespace, archive)
             with refusals(f"cannot make the Job of {run.instance}"):
                 objects = self.objects(run)
-                await self._create_job(objects.job(size, endpoint), objects.paths()["job"])
+                await self._create_job(objects.job(size, endpoint, archive_parts=parts), objects.paths()["job"])
 
     async def make_rendezvous(self, run: Run) -> str:
         """All but the Job; where the rendezvous will be."""
@@ -266,47 +267,11 @@ class Cluster:
 
     async def remove(self, run: Run) -> None:
         """Everything of the run; pods go with their Job."""
-        paths = [*self.objects(run).paths().values(), self._results_path(run)]
+        paths = self.objects(run).paths().values()
         await asyncio.gather(*(self.release(run.namespace, pod) for pod in list(self.pods(run.instance)) if pod.held))
         with refusals(f"cannot remove what is kept of {run.instance}"):
             await asyncio.gather(*(self._api.delete(path) for path in paths))
         self._gone.pop(run.instance, None)
-
-    # ---- results ---------------------------------------------------------------------------------------------------
-
-    def _results_path(self, run: Run) -> str:
-        return f"/api/v1/namespaces/{run.namespace}/secrets/{run.instance}-results"
-
-    async def keep_results(self, run: Run, results: Mapping[int, bytes]) -> None:
-        """For those who ask when the rendezvous is gone. What is too large is not kept, and who asks is told so."""
-        metadata = self.objects(run).rendezvous_service()["metadata"]
-        size = sum(map(len, results.values()))
-        if size > RESULTS_BYTES_MAX:
-            metadata = {**metadata, "annotations": {**metadata.get("annotations", {}), RESULTS_DROPPED: str(size)}}
-            results = {}
-        secret = {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": {**metadata, "name": f"{run.instance}-results"},
-            "data": {f"rank-{rank}": base64.b64encode(value).decode() for rank, value in results.items()},
-        }
-        with refusals(f"cannot keep the results of {run.instance}"):
-            await self._api.apply(self._results_path(run), secret, force=True)
-
-    async def kept_results(self, run: Run) -> dict[int, bytes]:
-        with refusals(f"cannot read the results of {run.instance}"):
-            try:
-                secret = await self._api.get(self._results_path(run))
-            except ApiError as error:
-                if error.status != 404:
-                    raise
-                return {}
-        dropped = (secret["metadata"].get("annotations") or {}).get(RESULTS_DROPPED)
-        if dropped is not None:
-            problem = f"the results of {run.instance} have {dropped} bytes, and {RESULTS_BYTES_MAX} can be kept"
-            raise DistributedError(f"{problem}: return less, and write the rest to a file or a bucket")
-        found: Mapping[str, str] = secret.get("data") or {}
-        return {int(name.removeprefix("rank-")): base64.b64decode(value) for name, value in found.items()}
 
 
 async def release_pod(api: KubeApi, path: str, uid: str, known: Json | None = None) -> None:
@@ -325,14 +290,6 @@ async def release_pod(api: KubeApi, path: str, uid: str, known: Json | None = No
                 return
             if error.status != 409:
                 raise
-
-
-@contextmanager
-def refusals(what: str) -> Iterator[None]:
-    try:
-        yield
-    except ApiError as error:
-        raise RuntimeUnavailable(f"{what}: {error}") from error
 
 
 def is_finished(job: Json) -> bool:

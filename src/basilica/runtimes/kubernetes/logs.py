@@ -61,7 +61,7 @@ class Follower:
     async def follow(self, cursor: str | None) -> AsyncGenerator[LogChunk, None]:
         self._begin_at(cursor)
         while True:
-            pod = self._next_pod()
+            pod = self._next_pod() or await self._early_pod()
             if pod is None:
                 yield self._chunk(())
                 await self._changed.wait()
@@ -89,6 +89,18 @@ class Follower:
         """The oldest that has something to say and was not read yet."""
         return next((pod for pod in self._pods() if pod.uid not in self._read and _has_log(pod)), None)
 
+    async def _early_pod(self) -> PodFacts | None:
+        """One that has something to say before its status tells that it began: a short rank has ended by then."""
+        for pod in self._pods():
+            if pod.uid not in self._read and pod.node and await self._lines_now(pod):
+                return pod
+        return None
+
+    async def _lines_now(self, pod: PodFacts) -> list[str]:
+        with suppress(RuntimeUnavailable):
+            return await _read_all(self._api, self._namespace, pod)
+        return []
+
     def _chunk(self, lines: tuple[str, ...]) -> LogChunk:
         return LogChunk(self._rank, lines, f"{self._uid}:{self._lines}")
 
@@ -96,7 +108,7 @@ class Follower:
         """Until its container has ended and all is read, or the connection broke: then it is begun again."""
         pieces: asyncio.Queue[bytes | ApiError | None] = asyncio.Queue(maxsize=64)
         reader = asyncio.create_task(self._stream(pod, pieces))
-        skip, rest, quiet = self._lines, b"", False
+        skip, rest, quiet, caught_up = self._lines, b"", False, False
         try:
             while True:
                 piece: bytes | ApiError | None
@@ -105,6 +117,13 @@ class Follower:
                         piece = await pieces.get()
                 except TimeoutError:
                     quiet = True
+                    if not caught_up:  # silence may be that of a slow connection, and what is there must not be missed
+                        caught_up = True
+                        missing = (await self._lines_now(pod))[self._lines :]
+                        skip += len(missing)
+                        self._lines += len(missing)
+                        if missing:
+                            yield self._chunk(tuple(missing))
                     if not self._is_over(pod):
                         yield self._chunk(())
                     continue
@@ -121,7 +140,7 @@ class Follower:
             with suppress(asyncio.CancelledError):
                 await reader
         over = self._is_over(pod)
-        if over and rest and not isinstance(piece, ApiError):
+        if over and rest and not skip and not isinstance(piece, ApiError):
             self._lines += 1
             yield self._chunk((rest.decode(errors="replace"),))
         if (over and piece is None) or (isinstance(piece, ApiError) and piece.status == 404):

@@ -19,6 +19,7 @@ from basilica.rendezvous.orders import AttemptRecord, Order, load_record
 Json = dict[str, Any]
 
 ENDED_ATTEMPTS_SHOWN = 4
+JOB_TRACKING = "batch.kubernetes.io/job-tracking"
 TERMINATED = "Terminated"  # by the platform; what exactly is on the pod's conditions
 _DISRUPTIONS = {
     "EvictionByEvictionAPI": "Evicted",
@@ -35,7 +36,10 @@ _TAIL_LINES, _TAIL_CHARS = 20, 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodFacts:
-    """What counts of one pod of a gang. `disruption`: in our word, if the platform ended it."""
+    """What counts of one pod of a gang. `disruption`: in our word, if the platform ended it.
+
+    `counted_on`: the Job has yet to replace or forget it; one that failed makes it wait before it makes another.
+    """
 
     name: str
     uid: str
@@ -45,6 +49,7 @@ class PodFacts:
     phase: str = "Pending"
     deleting: bool = False
     held: bool = False
+    counted_on: bool = False
     state: Literal["", "waiting", "running", "terminated"] = ""
     reason: str = ""
     message: str = ""
@@ -94,6 +99,7 @@ def pod_facts(pod: Json, finalizer: str) -> PodFacts | None:
         phase=status.get("phase", "Pending"),
         deleting="deletionTimestamp" in metadata,
         held=finalizer in (metadata.get("finalizers") or ()),
+        counted_on=JOB_TRACKING in (metadata.get("finalizers") or ()),
         state=kind,
         reason=str(about.get("reason") or ""),
         message=str(about.get("message") or ""),

@@ -1,8 +1,20 @@
-"""The last report of a rank, as its entrypoint passes it on. Pure."""
+"""What ranks reported, as their entrypoints pass it on through the keyspace of their run."""
 
 import json
+import time
+from collections.abc import Iterator, Mapping
 
 from basilica.core.reports import Report
+from basilica.ports import Run
+from basilica.rendezvous.exchange import NoAnswer
+from basilica.rendezvous.names import SERIES
+from basilica.rendezvous.persisting import opened
+from basilica.report_points import Point
+from basilica.report_series import Source, thinned
+from basilica.report_telling import told_in
+
+READ_AGAIN_AFTER_S = 1.0
+POINTS_KEPT = 100_000  # of a run that is over: more would not fit into what they are kept in
 
 
 def parse_report(text: str) -> Report | None:
@@ -16,5 +28,53 @@ def parse_report(text: str) -> Report | None:
             step_seconds=None if usual is None else float(usual),
             values={str(name): float(value) for name, value in found["values"].items()},
         )
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None
+
+
+def parse_reports(texts: Mapping[int, str] | Mapping[str, str]) -> dict[int, Report]:
+    found = {int(rank): parse_report(text) for rank, text in texts.items()}
+    return {rank: report for rank, report in found.items() if report is not None}
+
+
+class SeriesReader:
+    """Asks the keyspaces of runs. Who shows several numbers asks for each, and it is all in one answer."""
+
+    def __init__(self) -> None:
+        self._read: dict[str, tuple[float, dict[int, str]]] = {}  # by instance: when, and what
+
+    async def recent(self, run: Run, endpoint: str) -> dict[int, str]:
+        """As it was at most a second ago."""
+        now = time.monotonic()
+        self._read = {key: entry for key, entry in self._read.items() if now - entry[0] < READ_AGAIN_AFTER_S}
+        if run.instance not in self._read:
+            self._read[run.instance] = now, await self.read(run, endpoint)
+        return self._read[run.instance][1]
+
+    async def read(self, run: Run, endpoint: str) -> dict[int, str]:
+        """The series of each rank, as they are in the keyspace. `NoAnswer` if it does not say."""
+        async with opened(endpoint) as keys:
+            found = await keys.get(SERIES, recursive=True)
+        if not found.ok and found.status != 404:
+            raise NoAnswer(f"{found.status} {found.body}")
+        texts = {key.removeprefix(f"{SERIES}/"): text for key, text in found.leaves().items()}
+        mine = {int(rank): text for rank, text in texts.items() if rank.isdecimal()}
+        return {rank: text for rank, text in mine.items() if rank < run.spec.world.max}
+
+
+def parse_series(texts: Mapping[int, str]) -> Iterator[tuple[Source, list[Point]]]:
+    """What each rank says of itself, one after the other: all of them at once are many."""
+    for rank, text in texts.items():
+        for source, points in told_in(text).items():
+            if source[0] == rank:
+                yield source, points
+
+
+def series_to_keep(texts: Mapping[int, str]) -> dict[Source, list[Point]]:
+    """No more of each than could be kept in the end."""
+    found: dict[Source, list[Point]] = {}
+    for rank, text in texts.items():
+        told = dict(parse_series({rank: text}))
+        each = max(1, POINTS_KEPT // (len(texts) * max(1, len(told))))
+        found |= {source: thinned(points, each) for source, points in told.items()}
+    return found

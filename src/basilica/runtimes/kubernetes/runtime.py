@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import Any
 
 from basilica.core.actions import Launch, Probe, Stop
-from basilica.core.errors import Conflict, RuntimeUnavailable, ValidationError
+from basilica.core.errors import RuntimeUnavailable
 from basilica.core.mesh import Announcement
 from basilica.core.reports import Report, Series, SeriesQuery
 from basilica.core.seen import Ended, SeenBench, SeenRank, Sight, Sighting
@@ -16,14 +16,18 @@ from basilica.core.spec import Wanted
 from basilica.kube.api import KubeApi
 from basilica.kube.run import Settings
 from basilica.ports import Exited, InUse, LogChunk, Output, Run, StoredArchive
+from basilica.rendezvous.exchange import NoAnswer
 from basilica.rendezvous.orders import Order
+from basilica.report_series import series_of
 from basilica.runtimes.kubernetes import logs
 from basilica.runtimes.kubernetes.bench import see_bench
 from basilica.runtimes.kubernetes.cluster import Cluster
+from basilica.runtimes.kubernetes.execute import execute_beside
+from basilica.runtimes.kubernetes.keeping import Keeping, Kept, Telling
 from basilica.runtimes.kubernetes.keyspace import NOT_STARTED, RunKeys
 from basilica.runtimes.kubernetes.mesh import see_mesh
 from basilica.runtimes.kubernetes.parse import Gang, PodFacts
-from basilica.runtimes.kubernetes.reports import parse_report
+from basilica.runtimes.kubernetes.reports import SeriesReader, parse_reports, parse_series, series_to_keep
 from basilica.runtimes.kubernetes.tidying import Patience, Tidying
 from basilica.runtimes.kubernetes.wakes import Wakes
 
@@ -51,6 +55,7 @@ class KubernetesRuntime:
         self._api, self._patience, self._mesh_limit = api, patience or Patience(), mesh_limit_seconds
         self._queue, self._node_seconds = settings.queue, settings.node_seconds
         self._cluster = Cluster(api, settings, self._changed)
+        self._keeping, self._series = Keeping(api, self._cluster.objects), SeriesReader()
         self._keys: dict[str, RunKeys] = {}
         self._buried: dict[str, dict[tuple[int, int], Ended]] = {}  # stopped before anything was made for the run
         self._tidying = Tidying(self._cluster, self._patience, self._spawn, settings.queue)
@@ -229,10 +234,10 @@ class KubernetesRuntime:
         """Have the containers end, keep what they gave, close the Job, and take the rendezvous down last of all."""
         self._check()
         keys = await self._keys_of(run)
-        if keys is not None and keys.known and keys.silent_for == 0.0:
-            results = keys.results()
-            if results:
-                await self._cluster.keep_results(run, results)
+        if keys is not None and 0.0 < keys.silent_for < self._patience.keyspace_seconds:
+            raise RuntimeUnavailable(f"the rendezvous of {run.instance} does not answer, and has what is to be kept")
+        if keys is not None and keys.silent_for == 0.0:
+            await self._keeping.keep(run, keys.results(), await self._told(run, keys))
             living = {pod.rank for pod in self._cluster.pods(run.instance) if not pod.over}
             await keys.dismiss(sorted(living))
             await self._until_gone(run)
@@ -263,6 +268,7 @@ class KubernetesRuntime:
         self._buried.pop(run.instance, None)
         self._driven.discard(run.instance)
         self._tidying.forget(run.instance)
+        self._keeping.forget(run.instance)
         if self._wakes is not None:
             self._wakes.forget(run.instance)
 
@@ -325,14 +331,36 @@ class KubernetesRuntime:
             self._spawn(instance, keys.close())
 
     async def reports(self, run: Run) -> dict[int, Report]:
-        """The last of each rank, while the run's rendezvous is up."""
         keys = await self._keys_to_read(run)
-        found = {} if keys is None else {rank: parse_report(text) for rank, text in keys.reports().items()}
-        return {rank: report for rank, report in found.items() if report is not None}
+        return (await self._kept(run)).reports() if keys is None else parse_reports(keys.reports())
 
     async def series(self, run: Run, query: SeriesQuery) -> list[Series]:
-        """None: what ranks reported over time stays in their pods."""
-        return []
+        endpoint = self._cluster.endpoint(run)
+        if endpoint is not None:
+            try:
+                texts = await self._series.recent(run, endpoint)
+                return await asyncio.to_thread(lambda: series_of(parse_series(texts), query))
+            except NoAnswer as error:
+                kept = await self._kept(run)  # it may be just ending
+                if not kept.data:
+                    raise RuntimeUnavailable(f"the rendezvous of {run.instance} does not answer: {error}") from error
+        else:
+            kept = await self._kept(run)
+        return await asyncio.to_thread(lambda: series_of(kept.series().items(), query))
+
+    async def _kept(self, run: Run) -> Kept:
+        return await self._keeping.kept(run, for_good=self._cluster.endpoint(run) is None)
+
+    async def _told(self, run: Run, keys: RunKeys) -> Telling:
+        """What is to be kept of it. Series that cannot be read from a keyspace that answers are no reason to stay."""
+        try:
+            texts = await self._series.read(run, keys.endpoint)
+        except NoAnswer as error:
+            if keys.silent_for > 0.0:
+                raise RuntimeUnavailable(f"the rendezvous of {run.instance} does not answer: {error}") from error
+            log.warning("%s: the series of its ranks cannot be read, and are not kept: %s", run.instance, error)
+            texts = {}
+        return Telling(keys.reports(), await asyncio.to_thread(series_to_keep, texts))
 
     async def next_report(self, run: Run, after: float) -> None:
         changed = self._listen(run.instance)
@@ -347,7 +375,7 @@ class KubernetesRuntime:
         keys = await self._keys_to_read(run)
         if keys is not None:
             return keys.results()
-        return await self._cluster.kept_results(run)
+        return (await self._kept(run)).results(run.instance)
 
     # -------------------------------------------------------------------------------------------------------- bench
 
@@ -368,25 +396,25 @@ class KubernetesRuntime:
         job, pods = self._cluster.bench(run)
         return None if job is None else see_bench(tuple(pods), {pod.node for pod in self._cluster.pods(run.instance)})
 
-    # ------------------------------------------------------------------------------------------------- not here yet
+    # ----------------------------------------------------------------------------------------------------- commands
 
     async def execute(self, run: Run, rank: int, argv: Sequence[str]) -> AsyncGenerator[Output | Exited, None]:
-        pods = [pod for pod in self._pods_of_rank(run, rank) if pod.state == "running"]
-        if not pods:
-            raise Conflict(f"rank {rank} of {run.instance} has no pod that runs")
-        command = f"kubectl exec --namespace {run.namespace} {pods[-1].name} --container rank -- …"
-        raise Conflict(f"commands beside a rank are not carried to Kubernetes yet; use: {command}")
-        yield Exited(0)  # type: ignore[unreachable]  # what makes this a generator
+        self._check()
+        pods = self._pods_of_rank(run, rank)
+        async with aclosing(execute_beside(self._api, run, rank, pods, argv)) as output:
+            async for chunk in output:
+                yield chunk
+
+    # ----------------------------------------------------------------------------------------------------- archives
 
     async def store_archive(self, user: str, chunks: AsyncIterator[bytes]) -> StoredArchive:
-        problem = "a directory cannot be sent to Kubernetes yet: put your code into the run's image"
-        raise ValidationError("workdirArchive", user, problem)
+        return await self._cluster.archives.store(user, chunks)
 
     async def has_archive(self, user: str, digest: str) -> bool:
-        return False
+        return await self._cluster.archives.has(user, digest)
 
     async def forget_archives(self, in_use: InUse, before: float) -> list[str]:
-        return []
+        return await self._cluster.archives.forget(in_use, before)
 
 
 def _is_unaccounted(pod: PodFacts, keys: RunKeys) -> bool:

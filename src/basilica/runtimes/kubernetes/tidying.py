@@ -5,7 +5,7 @@ It is done in the background, one thing at a time for each run, and found out ag
 
 import random
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,13 +95,38 @@ class Tidying:
             return self._cluster.make(run, _wanted_size(run, gang, ranks)) if waiting else None
         if is_finished(job) or not waiting:
             return None
-        wanted = _wanted_size(run, gang, ranks)
-        if int(job["spec"].get("completions") or 0) > wanted:
+        wanted, size = _wanted_size(run, gang, ranks), int(job["spec"].get("completions") or 0)
+        if size > wanted:
             since = self._shrink_since.setdefault(run.instance, now)
             leaving = any(pod.rank >= wanted and pod.deletable for pod in gang.pods)
             return None if leaving and now - since < LEAVE_WITHIN_S else self._cluster.resize(run, wanted)
         self._shrink_since.pop(run.instance, None)
-        return None if self._queue is not None else self._place(run, gang, job, now)
+        if self._queue is not None:  # it places gangs, and would place one anew that changes its size
+            return None
+        return self._bring_back(run, gang, ranks, size) or self._place(run, gang, job, now)
+
+    def _bring_back(
+        self, run: Run, gang: Gang, ranks: Sequence[SeenRank], size: int
+    ) -> Coroutine[Any, Any, object] | None:
+        """Have ranks that left, and are wanted again, get their pods at once.
+
+        For its Job a rank that left because it was told to has failed, and Kubernetes gives it another pod only after a
+        while. A Job that was smaller meanwhile has forgotten that: so it shrinks, and grows when it has seen that. This
+        is only possible for the highest ranks, which is why those that are still leaving are waited for.
+        """
+        waiting = {rank.rank for rank in ranks if rank.sight is Sight.QUEUED}
+        if any(rank >= size for rank in waiting):
+            forgotten = not any(pod.rank >= size and pod.counted_on for pod in gang.pods)
+            return self._cluster.resize(run, 1 + max(waiting)) if forgotten else None
+        told = {record.pod for record in gang.records.values() if record.ended is not None and record.ended.stopped}
+        left = {pod.rank for pod in gang.pods if pod.phase == "Failed" and pod.counted_on and pod.uid in told}
+        there = {pod.rank for pod in gang.pods if pod.phase != "Failed"}
+        smaller = size
+        while smaller > 1 and smaller - 1 in (left & waiting) - there:
+            smaller -= 1
+        if smaller == size or any(pod.phase != "Failed" and _is_leaving(pod, gang, told) for pod in gang.pods):
+            return None
+        return self._cluster.resize(run, smaller)
 
     async def _let_go(self, run: Run, pods: Sequence[PodFacts]) -> None:
         for pod in pods:
@@ -143,6 +168,14 @@ def _may_go(pod: PodFacts, gang: Gang) -> bool:
         and pod.state != "running"
         and all(record.ended is not None for record in gang.records.values() if record.pod == pod.uid)
     )
+
+
+def _is_leaving(pod: PodFacts, gang: Gang, told: Collection[str]) -> bool:
+    """It was told to leave, or ended what it was told to end and has not taken up what its rank is to do next."""
+    order = gang.orders.get(pod.rank)
+    if order is None or not order.run:
+        return order is not None and order.leave
+    return pod.uid in told and (pod.rank, order.attempt) not in gang.records
 
 
 def _wanted_size(run: Run, gang: Gang, ranks: Sequence[SeenRank]) -> int:

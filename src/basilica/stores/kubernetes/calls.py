@@ -4,6 +4,7 @@ import base64
 
 from basilica.core.errors import BasilicaError, StoreUnavailable, ValidationError
 from basilica.kube.api import ApiError, KubeApi
+from basilica.kube.namespaces import make_namespace
 from basilica.kube.userdeployment import Json
 
 MANAGED_BY = {"app.kubernetes.io/managed-by": "basilica"}
@@ -39,14 +40,10 @@ def is_ending(error: ApiError) -> bool:
 
 
 async def ensure_namespace(api: KubeApi, namespace: str) -> None:
-    """Make a user's namespace. Pods in there are held to what the runtime makes of them."""
-    labels = MANAGED_BY | {"pod-security.kubernetes.io/enforce": "restricted"}
-    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}}
     try:
-        await api.create("/api/v1/namespaces", body)
+        await make_namespace(api, namespace)
     except ApiError as error:
-        if error.status != 409:
-            raise unavailable(error) from error
+        raise unavailable(error) from error
 
 
 async def read_secret(api: KubeApi, namespace: str, name: str) -> dict[str, str]:

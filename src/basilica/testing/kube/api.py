@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,8 @@ import yaml
 
 from basilica.testing.kube.discovery import discover
 from basilica.testing.kube.errors import ApiError, bad_request, conflict, method_not_allowed, no_such_path, not_found
-from basilica.testing.kube.http import Hangup, Reply, Request
+from basilica.testing.kube.execs import serve_exec
+from basilica.testing.kube.http import Hangup, Reply, Request, Upgrade
 from basilica.testing.kube.kinds import NAMESPACES, PODS
 from basilica.testing.kube.kubelet import Kubelet
 from basilica.testing.kube.logs import serve_log
@@ -37,7 +39,7 @@ class Api:
         self.requests = Requests()
         self.faults: list[Fault] = []
 
-    async def answer(self, request: Request) -> Reply:
+    async def answer(self, request: Request) -> Reply | Upgrade:
         try:
             return await self._answer(request)
         except ApiError as error:
@@ -48,7 +50,7 @@ class Api:
             log.exception("%s %s failed", request.method, request.path)
             return _refusal(ApiError(500, "InternalError", f"this server has a bug: {error!r}"))
 
-    async def _answer(self, request: Request) -> Reply:
+    async def _answer(self, request: Request) -> Reply | Upgrade:
         if request.path in ("/healthz", "/livez", "/readyz"):
             return Reply(200, b"ok", {"Content-Type": "text/plain"})
         if request.method == "GET":
@@ -74,7 +76,7 @@ class Api:
             self._registry.warnings = []
         return reply
 
-    async def _serve(self, asked: Route, request: Request) -> Reply:
+    async def _serve(self, asked: Route, request: Request) -> Reply | Upgrade:
         if asked.subresource not in ("", "status"):
             return self._subresource(asked, request)
         registry, query = self._registry, request.query
@@ -84,7 +86,8 @@ class Api:
             case "get":
                 return Reply(200, encode(registry.get(asked.kind, asked.namespace, asked.name)))
             case "list":
-                return self.listings.page(asked, query)
+                wanted = request.headers.get("accept", "")
+                return self.listings.page(asked, query, only_metadata="as=PartialObjectMetadataList" in wanted)
             case "watch":
                 return self.listings.watch(asked, query)
             case "create" if not asked.name:
@@ -148,7 +151,7 @@ class Api:
             raise method_not_allowed()
         return Reply(200, encode(scale_of(asked.kind, obj)))
 
-    def _subresource(self, asked: Route, request: Request) -> Reply:
+    def _subresource(self, asked: Route, request: Request) -> Reply | Upgrade:
         if asked.kind == NAMESPACES and asked.subresource == "finalize" and asked.verb == "update":
             wanted = (_body(request).get("spec") or {}).get("finalizers") or []
             namespace = self._registry.get(NAMESPACES, "", asked.name)
@@ -162,6 +165,8 @@ class Api:
         pod = self._registry.get(PODS, asked.namespace, asked.name)
         if asked.subresource == "log" and asked.verb == "get":
             return serve_log(self._kubelet, pod, request.query)
+        if asked.subresource == "exec" and asked.verb in ("get", "create"):
+            return serve_exec(self._kubelet, pod, request)
         if asked.subresource == "eviction" and asked.verb == "create":
             body = _body(request)
             grace = (body.get("deleteOptions") or {}).get("gracePeriodSeconds")
@@ -193,9 +198,9 @@ def _struck(fault: Fault) -> Reply:
 
 def _body(request: Request) -> Any:
     try:
-        if "yaml" in request.media:
-            return yaml.safe_load(request.body)
-        return json.loads(request.body)
+        with suppress(ValueError):
+            return json.loads(request.body)  # also where it may be YAML: most send this, which is read more quickly
+        return yaml.safe_load(request.body) if "yaml" in request.media else json.loads(request.body)
     except (ValueError, yaml.YAMLError) as error:
         raise bad_request(f"the object provided is unrecognized (must be of type JSON): {error}") from None
 

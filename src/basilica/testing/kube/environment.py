@@ -16,6 +16,8 @@ _SUBSCRIPT = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
 class ConfigError(Exception):
     """The container cannot be made: something that it refers to is not there."""
 
+    reason = "CreateContainerConfigError"
+
 
 def expanded(text: str, env: dict[str, str]) -> str:
     """`$(NAME)` becomes the variable, `$$` a dollar; what is unknown stays as it is written."""

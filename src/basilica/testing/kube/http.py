@@ -22,6 +22,7 @@ class Request:
     query: dict[str, str]
     headers: dict[str, str]
     body: bytes
+    repeated: dict[str, list[str]] = field(default_factory=dict)  # the query, with all values of each name
 
     @property
     def media(self) -> str:
@@ -40,11 +41,19 @@ class Reply:
     headers: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Upgrade:
+    """An answer after which the connection is no HTTP any more, and `serve` has it."""
+
+    headers: dict[str, str]
+    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
 class Hangup(Exception):
     """The connection is to be cut, as by a load balancer that was restarted."""
 
 
-Handler = Callable[[Request], Awaitable[Reply]]
+Handler = Callable[[Request], Awaitable[Reply | Upgrade]]
 
 
 class HttpServer:
@@ -78,6 +87,10 @@ class HttpServer:
         try:
             while (request := await _read(reader, writer)) is not None:
                 reply = await self._handler(request)
+                if isinstance(reply, Upgrade):
+                    writer.write(_head(101, reply.headers))
+                    await reply.serve(reader, writer)
+                    break
                 if not await _write(reader, writer, reply):
                     break
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, Hangup, ValueError):
@@ -105,7 +118,11 @@ async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> R
         writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     path, _, query = target.partition("?")
     body = await _read_body(reader, headers)
-    return Request(method, unquote(path), dict(parse_qsl(query, keep_blank_values=True)), headers, body)
+    pairs = parse_qsl(query, keep_blank_values=True)
+    repeated: dict[str, list[str]] = {}
+    for name, value in pairs:
+        repeated.setdefault(name, []).append(value)
+    return Request(method, unquote(path), dict(pairs), headers, body, repeated)
 
 
 async def _read_body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:

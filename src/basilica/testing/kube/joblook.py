@@ -17,6 +17,13 @@ class Memory:
     not_before: float = 0.0
     index_not_before: dict[int, float] = field(default_factory=dict)
     index_counts: dict[int, tuple[int, int]] = field(default_factory=dict)  # failures that count, and ignored ones
+    counted: set[str] = field(default_factory=set)  # uids of failed pods that wait to be replaced
+
+    def forget_from(self, size: int) -> None:
+        """An index that is not wanted any more begins anew when it is wanted again."""
+        for found in (self.index_not_before, self.index_counts):
+            for index in [index for index in found if index >= size]:
+                del found[index]
 
 
 @dataclass(slots=True)

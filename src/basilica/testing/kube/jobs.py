@@ -147,6 +147,7 @@ class JobController:
         if look.indexed:
             look.completed = indexes.parse(status.get("completedIndexes", ""), completions or 0)
             look.failed = indexes.parse(status.get("failedIndexes", ""), completions or 0)
+            look.memory.forget_from(completions or 0)
         for pod in look.pods:
             if TRACKING not in finalizers_of(pod):
                 continue
@@ -160,12 +161,20 @@ class JobController:
                 elif not outside:
                     look.completed.add(index)
             elif is_failed(look.job, pod):
-                look.released.append(pod)
-                if not outside:
+                if not outside and meta(pod)["uid"] not in look.memory.counted:
+                    look.memory.counted.add(meta(pod)["uid"])
                     self._count_failure(look, pod, index)
+                if outside or not self._waits_to_be_replaced(look, index):
+                    look.memory.counted.discard(meta(pod)["uid"])
+                    look.released.append(pod)
         if look.indexed:
             status["succeeded"] = len(look.completed)
             look.failed -= look.completed
+
+    def _waits_to_be_replaced(self, look: Look, index: int) -> bool:
+        """The failures of an index are counted on its last pod, which stays tracked until there is another."""
+        settled = look.completed | look.failed | {index_of(pod) for pod in look.active()}
+        return look.per_index and look.end is None and index not in settled
 
     def _count_failure(self, look: Look, pod: Json, index: int) -> None:
         memory, now = look.memory, self._clock.now()

@@ -13,11 +13,12 @@ from basilica.testing.kube.events import Events
 from basilica.testing.kube.kinds import PODS, Kind
 from basilica.testing.kube.options import DeleteOptions
 from basilica.testing.kube.podworker import Node, PodWorker, Run
-from basilica.testing.kube.processes import MARK, Body, Process, Puppet
+from basilica.testing.kube.processes import MARK, Body, Command, Process, Puppet
 from basilica.testing.kube.registry import Registry
 from basilica.testing.kube.store import Change
 from basilica.testing.kube.timing import Timing
 from basilica.testing.kube.values import Json, annotations_of, is_deleting, is_ended, key_of, meta, set_condition
+from basilica.testing.kube.volumes import mounts
 
 MESSAGE_FILE = "BASILICA_TERMINATION_LOG"
 """Names the file that stands for `terminationMessagePath`, since a process has no `/dev` of its own."""
@@ -50,10 +51,12 @@ class Kubelet:
         processes: bool,
         images: Mapping[str, Sequence[str]],
         env: Mapping[str, str],
+        own_files: Sequence[str],
         start_delay: Callable[[Json], float],
     ) -> None:
         self._registry, self._timing, self._events, self._folder = registry, timing, events, folder
         self._processes, self._images, self._env, self._start_delay = processes, images, env, start_delay
+        self._own_files = own_files
         self._workers: dict[str, PodWorker] = {}
         self._lost: set[str] = set()
         self._addresses = random.getrandbits(22) & ~0xFF  # two clusters at once must not have the same
@@ -126,16 +129,44 @@ class Kubelet:
         address = self._workers[meta(pod)["uid"]].address
         pod = {**pod, "status": {**pod["status"], "podIP": address, "hostIP": "127.0.0.1"}}
         run.folder.mkdir(parents=True, exist_ok=True)
-        given = environment.variables(pod, run.spec, lookup)
-        argv = environment.command(run.spec, list(self._images.get(run.spec["image"], ())), given)
+        mounted = mounts(pod, run.spec, run.folder, lookup)
+        variables = environment.variables(pod, run.spec, lookup)
+        given = {name: mounted.path(value) for name, value in variables.items()}
+        command = environment.command(run.spec, list(self._images.get(run.spec["image"], ())), variables)
+        argv = [self._with_own_files(mounted.path(word), run.folder) for word in command]
         home = run.folder / "home"
         home.mkdir(exist_ok=True)
         env = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         env["PATH"] = f"{Path(sys.executable).parent}:{env.get('PATH', os.defpath)}"
         env |= {"HOME": str(home), "HOSTNAME": pod["spec"].get("hostname") or meta(pod)["name"]}
         env |= {**self._env, **given, MARK: run.id, MESSAGE_FILE: str(run.message_file())}
-        folder = Path(run.spec.get("workingDir") or home)
+        folder = Path(mounted.path(run.spec.get("workingDir") or str(home)))
+        run.env, run.cwd, run.place = env, folder, mounted.path
         return Process(argv, env, folder, run.log(), on_exit)
+
+    def _with_own_files(self, word: str, folder: Path) -> str:
+        for path in self._own_files:
+            word = word.replace(path, f"{folder}/own-{Path(path).name}")
+        return word
+
+    def running(self, pod: Json, container: str) -> Run:
+        """A container that runs; else `LookupError`, in the words of a kubelet."""
+        if pod["spec"].get("nodeName") in self._lost:
+            raise LookupError("error dialing backend: dial tcp: connect: no route to host")
+        worker = self._workers.get(meta(pod)["uid"])
+        run = worker.run_of(container) if worker is not None else None
+        if run is None or run.body is None:
+            raise LookupError(f'unable to upgrade connection: container not found ("{container}")')
+        return run
+
+    def execute(self, run: Run, argv: Sequence[str], *, stdin: bool) -> Command:
+        """Start a command in a container that runs. `OSError` if there is no such program."""
+        if not isinstance(run.body, Process):
+            raise FileNotFoundError(2, "this cluster runs no processes", argv[0])
+        placed = [self._with_own_files(run.place(word), run.folder) for word in argv]
+        command = Command(placed, run.env, run.cwd, run.commands.discard, stdin=stdin)
+        run.commands.add(command)
+        return command
 
     def log_path(self, pod: Json, container: str, *, previous: bool) -> Path | None:
         """The file of a container's output; None if there is none yet, or none before."""

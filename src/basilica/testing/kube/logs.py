@@ -16,9 +16,7 @@ _PLAIN = {"Content-Type": "text/plain"}
 
 def serve_log(kubelet: Kubelet, pod: Json, query: dict[str, str]) -> Reply:
     """The answer to GET .../log."""
-    name = query.get("container") or _only_container(pod)
-    if name not in {container["name"] for container in containers_of(pod)}:
-        raise bad_request(f"container {name} is not valid for pod {meta(pod)['name']}")
+    name = container_of(pod, query)
     previous = query.get("previous", "").lower() in ("1", "true")
     path = kubelet.log_path(pod, name, previous=previous)
     if path is None:
@@ -44,6 +42,14 @@ def _tail(text: bytes, count: int | None) -> bytes:
     if count is None:
         return text
     return b"".join(text.splitlines(keepends=True)[-count:]) if count else b""
+
+
+def container_of(pod: Json, query: dict[str, str]) -> str:
+    """The container that is asked for; it may go unnamed if it is the only one."""
+    name = query.get("container") or _only_container(pod)
+    if name not in {container["name"] for container in containers_of(pod)}:
+        raise bad_request(f"container {name} is not valid for pod {meta(pod)['name']}")
+    return name
 
 
 def _only_container(pod: Json) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from basilica.testing.kube.clock import ClusterClock, Timer
 from basilica.testing.kube.environment import ConfigError
-from basilica.testing.kube.processes import Body
+from basilica.testing.kube.processes import Body, Command
 from basilica.testing.kube.timing import Timing
 from basilica.testing.kube.values import Json, meta, set_condition
 
@@ -26,6 +26,10 @@ class Run:
     folder: Path
     restarts: int = 0
     body: Body | None = None
+    env: dict[str, str] = field(default_factory=dict)  # of its process
+    cwd: Path = Path("/")
+    place: Callable[[str], str] = str  # where a path of the container is on this machine
+    commands: set[Command] = field(default_factory=set)  # that were started in it
     state: Json = field(default_factory=lambda: {"waiting": {"reason": "PodInitializing"}})
     last: Json = field(default_factory=dict)
     started: bool = False  # at least once: there is a log
@@ -137,7 +141,7 @@ class PodWorker:
         try:
             run.body = self._node.start(self.pod, run, lambda code: self._ended(run, code))
         except ConfigError as error:
-            run.state = {"waiting": {"reason": "CreateContainerConfigError", "message": str(error)}}
+            run.state = {"waiting": {"reason": error.reason, "message": str(error)}}
             self._node.clock.call_later(_CONFIG_RETRY_S, lambda: self._start_again(run))
             return
         except OSError as error:
@@ -282,6 +286,8 @@ class PodWorker:
             if run.body is not None:
                 run.body.abandon()
                 run.body = None
+            for command in tuple(run.commands):
+                command.abandon()
 
     # -- reporting
 

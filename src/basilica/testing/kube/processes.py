@@ -1,7 +1,7 @@
 """A container as a process of this machine, or as a puppet that the test moves.
 
-A container ends when its first process does, and everything that it started ends with it, wherever it has hidden:
-each process carries the container's mark in its environment.
+A container ends when its first process does, and everything that was started in it ends with it, wherever it has
+hidden: each process carries the container's mark in its environment.
 """
 
 import asyncio
@@ -75,6 +75,50 @@ class Process:
         end_marked(self._mark)
         if self._on_exit is not None:
             self._on_exit(code if code >= 0 else 128 - code)
+
+
+class Command:
+    """A process that was started in a running container, with pipes to it. Its container's end is its own."""
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        folder: Path,
+        on_exit: Callable[["Command"], None],
+        *,
+        stdin: bool,
+    ) -> None:
+        self._on_exit = on_exit
+        self.popen = subprocess.Popen(
+            argv,
+            env=dict(env),
+            cwd=folder,
+            stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._pidfd = os.pidfd_open(self.popen.pid)
+        loop = asyncio.get_running_loop()
+        self.exit_code: asyncio.Future[int] = loop.create_future()
+        loop.add_reader(self._pidfd, self._ended)
+
+    def abandon(self) -> None:
+        if self.popen.returncode is None:
+            self.popen.kill()
+        self._ended()
+
+    def _ended(self) -> None:
+        if self._pidfd < 0:
+            return
+        code = self.popen.wait()
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._pidfd = -1
+        self._on_exit(self)
+        if not self.exit_code.done():
+            self.exit_code.set_result(code if code >= 0 else 128 - code)
 
 
 class Puppet:

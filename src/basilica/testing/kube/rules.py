@@ -1,5 +1,6 @@
 """What the API server refuses beyond what the schemas say: names, pods, Jobs, and changes that may not be made."""
 
+import base64
 import re
 from collections.abc import Callable, Iterator
 
@@ -17,6 +18,7 @@ _FIELD_PATHS = re.compile(
     r"metadata\.(name|namespace|uid|labels|annotations)|metadata\.(labels|annotations)\['[^']+'\]|spec\.nodeName"
     r"|spec\.serviceAccountName|status\.(hostIP|hostIPs|podIP|podIPs)"
 )
+_DATA_BYTES_MAX = 1 << 20  # of a ConfigMap or a Secret
 _RBAC = ("Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
 
 
@@ -252,6 +254,30 @@ def _pod_change(old: Json, new: Json) -> Iterator[Cause]:
         yield Cause("spec", "FieldValueForbidden", f"Forbidden: pod updates may not change fields other than {allowed}")
 
 
+def _kept_data(obj: Json) -> Iterator[Cause]:
+    """A ConfigMap or a Secret holds a mebibyte."""
+    encoded = [*(obj.get("binaryData") or {}).values()]
+    texts = [*(obj.get("data") or {}).values()]
+    if obj["kind"] == "Secret":
+        texts, encoded = [*(obj.get("stringData") or {}).values()], texts
+    size = sum(len(text.encode()) for text in texts)
+    for place, text in enumerate(encoded):
+        try:
+            size += len(base64.b64decode(text, validate=True))
+        except ValueError:
+            yield _bad(f"data[{place}]", "", "illegal base64 data")
+    if size > _DATA_BYTES_MAX:
+        yield Cause("data", "FieldValueTooLong", f"Too long: may not be more than {_DATA_BYTES_MAX} bytes")
+
+
+def _kept_data_change(old: Json, new: Json) -> Iterator[Cause]:
+    if not old.get("immutable"):
+        return
+    for field in ("immutable", "data", "binaryData"):
+        if (old.get(field) or {}) != (new.get(field) or {}):
+            yield Cause(field, "FieldValueForbidden", "Forbidden: field is immutable when `immutable` is set")
+
+
 def _definition(definition: Json) -> Iterator[Cause]:
     spec = definition["spec"]
     wanted = f"{spec['names']['plural']}.{spec['group']}"
@@ -301,5 +327,12 @@ _CHECKS: dict[str, Callable[[Json], Iterator[Cause]]] = {
     "Pod": _pod,
     "Job": _job,
     "CustomResourceDefinition": _definition,
+    "ConfigMap": _kept_data,
+    "Secret": _kept_data,
 }
-_CHANGES: dict[str, Callable[[Json, Json], Iterator[Cause]]] = {"Job": _job_change, "Pod": _pod_change}
+_CHANGES: dict[str, Callable[[Json, Json], Iterator[Cause]]] = {
+    "Job": _job_change,
+    "Pod": _pod_change,
+    "ConfigMap": _kept_data_change,
+    "Secret": _kept_data_change,
+}

@@ -50,6 +50,7 @@ class KubeServer:
         nodes: Sequence[NodeSpec] = (NodeSpec("node-0"),),
         images: Mapping[str, Sequence[str]] | None = None,
         env: Mapping[str, str] | None = None,
+        own_files: Sequence[str] = (),
         start_delay: Callable[[Json], float] = lambda pod: 0.0,
         timing: Timing | None = None,
         speed: float = 1.0,
@@ -58,10 +59,11 @@ class KubeServer:
         """`processes=False`: pods run nothing, and end when `end_container` says so.
 
         `version`: of Kubernetes, for the schemas. `images`: the commands of images, for containers that bring none.
-        `env`: variables for every container. `speed`: of the cluster's time; 0 stands still until `advance`.
-        `history`: how many changes of a kind a watch can go back.
+        `env`: variables for every container. `own_files`: paths that mean another file in each container, wherever its
+        command names them; all others are this machine's. `speed`: of the cluster's time; 0 stands still until
+        `advance`. `history`: how many changes of a kind a watch can go back.
         """
-        self._settings = (processes, images or {}, env or {}, start_delay)
+        self._settings = (processes, images or {}, env or {}, tuple(own_files), start_delay)
         self._version, self._nodes_wanted = version or newest(), tuple(nodes)
         self._timing, self._speed, self._history = timing or Timing(), speed, history
         self._loop = asyncio.new_event_loop()
@@ -98,7 +100,7 @@ class KubeServer:
         self.close()
 
     def _build(self) -> None:
-        processes, images, env, start_delay = self._settings
+        processes, images, env, own_files, start_delay = self._settings
         self._clock = ClusterClock(self._speed)
         store = Store(self._history)
         self._registry = Registry(store, self._clock, KindTable(), self._version)
@@ -113,6 +115,7 @@ class KubeServer:
             processes=processes,
             images=images,
             env=env,
+            own_files=own_files,
             start_delay=start_delay,
         )
         JobController(self._registry, self._timing, events)

@@ -54,7 +54,7 @@ class Listings:
     def forget_pages(self) -> None:
         self._pages.clear()
 
-    def page(self, route: Route, query: dict[str, str]) -> Reply:
+    def page(self, route: Route, query: dict[str, str], *, only_metadata: bool = False) -> Reply:
         """The objects of a kind; with `limit`, a page of a snapshot that the next page continues."""
         kind = route.kind
         self._store.check_revision(_number(query, "resourceVersion"))
@@ -73,7 +73,10 @@ class Listings:
             metadata["continue"] = self._remember(rest, revision, items[-1])
             if match is None:
                 metadata["remainingItemCount"] = len(rest)
-        listed = {"kind": f"{kind.kind}List", "apiVersion": kind.api_version, "metadata": metadata, "items": items}
+        named = (f"{kind.kind}List", kind.api_version)
+        if only_metadata:
+            named, items = ("PartialObjectMetadataList", "meta.k8s.io/v1"), [{"metadata": meta(obj)} for obj in items]
+        listed = {"kind": named[0], "apiVersion": named[1], "metadata": metadata, "items": items}
         return Reply(200, encode(listed))
 
     def _remember(self, rest: list[Json], revision: int, last: Json) -> str:

@@ -1,0 +1,78 @@
+"""The directory that a run was sent, on its way to a rank in a pod: joined, compared with its digest and unpacked.
+
+It runs in the entrypoint of the rank, before the first attempt. What was unpacked stays as the last attempt left it.
+
+    BASILICA_ARCHIVE            the SHA-256 of the whole; without it there is nothing to do
+    BASILICA_ARCHIVE_PARTS      how many parts it has
+    BASILICA_ARCHIVE_SENT       the directory of the parts, which are named by their numbers
+    BASILICA_ARCHIVE_UNPACKED   the directory to make of it
+    BASILICA_ARCHIVE_WORKDIR    where in there the rank runs
+"""
+
+import hashlib
+import io
+from collections.abc import Mapping
+from pathlib import Path
+
+from basilica.archives import BrokenArchive, unpack
+
+NAMES = ("", "_PARTS", "_SENT", "_UNPACKED", "_WORKDIR")
+SEND_AGAIN = "deploy the run again from its directory"
+
+
+class Undeliverable(Exception):
+    """There is nothing to run in; the text says why, and what to do."""
+
+
+def deliver(environment: Mapping[str, str]) -> Path | None:
+    """Where the rank runs; None if nothing was sent."""
+    digest = environment.get("BASILICA_ARCHIVE", "")
+    if not _is_sent(environment):
+        return None
+    target = Path(environment["BASILICA_ARCHIVE_UNPACKED"])
+    if not target.is_dir():
+        content = _joined(environment, digest)
+        try:
+            unpack(io.BytesIO(content), target)
+        except BrokenArchive as error:
+            raise Undeliverable(f"the archive {digest[:12]} cannot be unpacked: {error}") from error
+        except OSError as error:
+            raise Undeliverable(
+                f"cannot unpack the archive {digest[:12]} into {target}: {error.strerror or error}"
+            ) from error
+    place = target / environment.get("BASILICA_ARCHIVE_WORKDIR", "")
+    if not place.is_dir():
+        raise Undeliverable(f"there is no directory {place.relative_to(target)} in what was sent")
+    return place
+
+
+def _joined(environment: Mapping[str, str], digest: str) -> bytes:
+    sent, parts = Path(environment["BASILICA_ARCHIVE_SENT"]), int(environment["BASILICA_ARCHIVE_PARTS"])
+    if parts == 0:
+        raise Undeliverable(f"the archive {digest[:12]} is not on the cluster (any more): {SEND_AGAIN}")
+    content = bytearray()
+    for number in range(parts):
+        try:
+            content += (sent / f"{number:04d}").read_bytes()
+        except OSError as error:
+            raise Undeliverable(
+                f"part {number + 1} of {parts} of the archive {digest[:12]} is missing: {SEND_AGAIN}"
+            ) from error
+    found = hashlib.sha256(content).hexdigest()
+    if found != digest:
+        raise Undeliverable(
+            f"what came is not the archive {digest[:12]} but {found[:12]}: somebody has changed its ConfigMaps, "
+            f"basilica-archive-{digest[:32]}…; delete them, and {SEND_AGAIN}"
+        )
+    return bytes(content)
+
+
+def without_delivery(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment as ranks of other runtimes have it."""
+    ours = {f"BASILICA_ARCHIVE{name}" for name in NAMES} if _is_sent(environment) else set()
+    return {name: value for name, value in environment.items() if name not in ours}
+
+
+def _is_sent(environment: Mapping[str, str]) -> bool:
+    """A variable of that name may also be the user's own."""
+    return all(f"BASILICA_ARCHIVE{name}" in environment for name in NAMES)

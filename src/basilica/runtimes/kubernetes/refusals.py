@@ -1,0 +1,15 @@
+"""What the Kubernetes API refuses, as the runtime tells it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from basilica.core.errors import RuntimeUnavailable
+from basilica.kube.api import ApiError
+
+
+@contextmanager
+def refusals(what: str) -> Iterator[None]:
+    try:
+        yield
+    except ApiError as error:
+        raise RuntimeUnavailable(f"{what}: {error}") from error
