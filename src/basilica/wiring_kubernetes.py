@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from basilica.kube.access import ConfigurationError
 from basilica.kube.api import KubeApi
 from basilica.kube.run import Settings as RunSettings
+from basilica.operator.attendance import Attendance
 from basilica.operator.election import DURATION, Election
 from basilica.operator.health import Health
 from basilica.operator.metrics import OperatorMetrics
@@ -106,8 +107,10 @@ async def serve_kubernetes(
                     api_key = check_key(api_key)
                     if await keys.find_key(digest_of(api_key)) is None:
                         await keys.add_key(key_record(api_key, DEFAULT_USER, clock.now(), note="given at the start"))
-                runtime = _runtime(options, home_of(options, api))
-                await serve_stateless(Parts(store, keys, runtime, clock, settings), listen, announce)
+                home = home_of(options, api)
+                async with Attendance(api, home) as operators:
+                    parts = Parts(store, keys, _runtime(options, home), clock, settings, lambda: operators.absent_for)
+                    await serve_stateless(parts, listen, announce)
         finally:
             await store.close()
 

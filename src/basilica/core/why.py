@@ -7,10 +7,17 @@ from basilica.core.status import DeploymentStatus
 from basilica.core.world import STALLED, RankStatus
 
 
-def why(spec: DeploymentSpec, status: DeploymentStatus, now: float) -> str:
-    """What the run is waiting for, or how it ended."""
+def why(spec: DeploymentSpec, status: DeploymentStatus, now: float, unattended: float | None = None) -> str:
+    """What the run is waiting for, or how it ended. `unattended`: for how many seconds nobody has looked after it."""
     if status.phase.terminal:
         return _ended(spec, status)
+    if unattended is not None:
+        known = _under_way(spec, status, now)
+        return f"no operator has been at work for {unattended:.0f} s; this is what the last one saw: {known}"
+    return _under_way(spec, status, now)
+
+
+def _under_way(spec: DeploymentSpec, status: DeploymentStatus, now: float) -> str:
     if spec.generation != status.observed_generation:
         return "the controller has yet to act on the latest change of the spec"
     wanted = [r for r in status.ranks if r.rank < status.world_target]

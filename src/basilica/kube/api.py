@@ -269,9 +269,10 @@ class KubeApi:
     ) -> Json:
         """What was refused for being too much, or never arrived, is tried again; the rest only where it is the same."""
         content = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        headers = ({} if content is None else {"Content-Type": media}) | ({"Accept": accept} if accept else {})
         for attempt in range(ATTEMPTS):
             try:
-                return await self._once(method, path, content, query or {}, media, accept)
+                return await self._once(method, path, content, query or {}, headers)
             except _NeverArrivedError as error:
                 failure = error.reported
             except ApiError as error:
@@ -284,10 +285,9 @@ class KubeApi:
         raise AssertionError("unreachable")
 
     async def _once(
-        self, method: str, path: str, content: bytes | None, query: dict[str, str], media: str, accept: str
+        self, method: str, path: str, content: bytes | None, query: dict[str, str], headers: dict[str, str]
     ) -> Json:
-        headers = await self._authorization() | ({} if content is None else {"Content-Type": media})
-        headers |= {"Accept": accept} if accept else {}
+        headers = await self._authorization() | headers
         try:
             answer = await self._http.request(method, path, content=content, params=query, headers=headers)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:

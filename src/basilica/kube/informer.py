@@ -35,7 +35,7 @@ class Informer:
         on_change: Callable[[Json], None] | None = None,
     ) -> None:
         self._api, self._path = api, path
-        self._selectors = {"label_selector": label_selector, "field_selector": field_selector}
+        self._labels, self._fields = label_selector, field_selector
         self._on_change = on_change
         self._objects: dict[Key, Json] = {}
         self._synced = asyncio.Event()
@@ -104,7 +104,9 @@ class Informer:
             await asyncio.sleep(pause)
 
     async def _list(self) -> str:
-        found, version = await self._api.list(self._path, limit=PAGE, **self._selectors)
+        found, version = await self._api.list(
+            self._path, label_selector=self._labels, field_selector=self._fields, limit=PAGE
+        )
         before, self._objects = self._objects, {key_of(obj): obj for obj in found}
         self._told = int(version)
         self._is_well()
@@ -121,7 +123,13 @@ class Informer:
 
     async def _watch(self, version: str) -> AsyncGenerator[str, None]:
         """Follow until the server ends it; yields each version that was told of."""
-        changes = self._api.watch(self._path, resource_version=version, on_open=self._is_well, **self._selectors)
+        changes = self._api.watch(
+            self._path,
+            resource_version=version,
+            label_selector=self._labels,
+            field_selector=self._fields,
+            on_open=self._is_well,
+        )
         async with aclosing(changes):
             async for kind, obj in changes:
                 if kind != "BOOKMARK":

@@ -76,7 +76,10 @@ def _api_rules() -> list[Json]:
 
 
 def _api_home_rules() -> list[Json]:
-    return [_rule("", ["secrets"], (*READ, "create", "delete"))]  # API keys
+    return [
+        _rule("", ["secrets"], (*READ, "create", "delete")),  # API keys
+        _rule("coordination.k8s.io", ["leases"], READ),  # whether an operator is at work
+    ]
 
 
 def _rule(group: str, resources: Sequence[str], verbs: Sequence[str]) -> Json:

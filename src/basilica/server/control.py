@@ -28,10 +28,21 @@ class Settings:
 
 
 class ControlPlane:
-    """Every method takes the asking user; what belongs to somebody else does not exist."""
+    """Every method takes the asking user; what belongs to somebody else does not exist.
 
-    def __init__(self, store: Store, runtime: Runtime, clock: Clock, settings: Settings) -> None:
+    `unattended` tells for how many seconds nobody has acted on what is asked here, if that is a cause for concern.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        runtime: Runtime,
+        clock: Clock,
+        settings: Settings,
+        unattended: Callable[[], float | None] = lambda: None,
+    ) -> None:
         self.store, self.runtime, self.clock, self.settings = store, runtime, clock, settings
+        self.unattended = unattended
 
     async def create(self, user: str, spec: DeploymentSpec, idempotency_key: str | None) -> Deployment:
         if spec.archive is not None and not await self.runtime.has_archive(user, spec.archive):

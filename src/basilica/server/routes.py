@@ -50,7 +50,7 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
     router = APIRouter()
 
     def rendered(deployment: Deployment) -> bytes:
-        return render_deployment(deployment, plane.clock.now()).to_json()
+        return render_deployment(deployment, plane.clock.now(), unattended=plane.unattended()).to_json()
 
     def answered(deployment: Deployment, status: int = 200) -> Response:
         return Response(rendered(deployment), status, media_type=JSON)
@@ -58,7 +58,8 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
     async def reported(deployment: Deployment) -> tuple[bytes, float]:
         """With what its ranks reported, and up to when."""
         reports = await last_reports(plane.runtime, deployment)
-        return render_deployment(deployment, plane.clock.now(), reports).to_json(), newest(reports)
+        answer = render_deployment(deployment, plane.clock.now(), reports, plane.unattended())
+        return answer.to_json(), newest(reports)
 
     # ---- runs ----------------------------------------------------------------------------------------------------
 
@@ -166,7 +167,7 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
             instance_name=d.instance,
             friendly_name=d.spec.name,
             phase=d.status.phase.value,
-            why=why(d.spec, d.status, plane.clock.now()),
+            why=why(d.spec, d.status, plane.clock.now(), plane.unattended()),
             workdir=d.spec.workdir,
             path=d.spec.env.get("PATH"),
             virtual_env=d.spec.env.get("VIRTUAL_ENV"),

@@ -75,6 +75,7 @@ class Parts:
     runtime: Runtime
     clock: Clock
     settings: Settings
+    unattended: Callable[[], float | None] = lambda: None
 
 
 async def serve(parts: Parts, listen: Listen, state_dir: Path, announce: Callable[[str], None]) -> None:
@@ -109,7 +110,7 @@ async def serve_stateless(parts: Parts, listen: Listen, announce: Callable[[str]
     """Serve the API until SIGTERM or SIGINT, where an operator elsewhere does what is wanted. Nothing is kept here."""
     _check_tls(listen)
     closing = asyncio.Event()
-    plane = ControlPlane(parts.store, parts.runtime, parts.clock, parts.settings)
+    plane = ControlPlane(parts.store, parts.runtime, parts.clock, parts.settings, parts.unattended)
     app = build_app(plane, parts.keys, Metrics(), closing)
     server = _Server(_config(app, listen), closing)
     with contextlib.closing(bind(listen)) as sock, server.obeying_signals():

@@ -205,7 +205,13 @@ def _render_bench_result(result: BenchResult) -> out.BenchResultView:
 
 
 def render_distributed(
-    instance: str, spec: DeploymentSpec, status: DeploymentStatus, now: float, reports: Mapping[int, Report] = NOTHING
+    instance: str,
+    spec: DeploymentSpec,
+    status: DeploymentStatus,
+    now: float,
+    reports: Mapping[int, Report] = NOTHING,
+    *,
+    unattended: float | None = None,
 ) -> out.Distributed:
     culprit = culprit_of(status)
     resize = status.last_resize
@@ -238,7 +244,7 @@ def render_distributed(
         generation=spec.generation,
         observed_generation=status.observed_generation,
         settled=status.settled,
-        blocked_on=why(spec, status, now),
+        blocked_on=why(spec, status, now, unattended),
         culprit=None if culprit is None else render_culprit(culprit),
         usage=out.UsageView(rank_seconds=usage.rank_seconds, gpu_seconds=usage.gpu_seconds),
     )
@@ -262,10 +268,11 @@ def render_event(event: RecordedEvent) -> out.EventView:
 
 
 def render_deployment(
-    deployment: Deployment, now: float, reports: Mapping[int, Report] = NOTHING
+    deployment: Deployment, now: float, reports: Mapping[int, Report] = NOTHING, unattended: float | None = None
 ) -> out.DeploymentResponse:
+    """`unattended`: for how many seconds nobody has looked after runs, if that is a cause for concern."""
     instance, spec, status = deployment.instance, deployment.spec, deployment.status
-    distributed = render_distributed(instance, spec, status, now, reports)
+    distributed = render_distributed(instance, spec, status, now, reports, unattended=unattended)
     return out.DeploymentResponse(
         instance_name=instance,
         friendly_name=spec.name,

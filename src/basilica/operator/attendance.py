@@ -1,0 +1,50 @@
+"""Whether an operator is at work, as somebody sees it who only reads: its Lease changes every few seconds.
+
+No clocks are compared: what counts is how long ago the Lease was seen to change here.
+"""
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from basilica.kube.api import KubeApi
+from basilica.kube.informer import Informer
+from basilica.kube.userdeployment import Json
+from basilica.operator.election import DURATION, NAME
+
+PATIENCE = 3.0  # lease durations: one that hands over in order, or is lost, is followed by another within two
+
+
+class Attendance:
+    """Follows the Lease while it is entered."""
+
+    def __init__(self, api: KubeApi, namespace: str, monotonic: Callable[[], float] = time.monotonic) -> None:
+        leases = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self._lease = Informer(api, leases, field_selector=f"metadata.name={NAME}", on_change=self._seen)
+        self._monotonic = monotonic
+        self._patience = DURATION * PATIENCE
+        self._since = monotonic()
+
+    def _seen(self, lease: Json) -> None:
+        self._since = self._monotonic()
+        duration = lease["spec"].get("leaseDurationSeconds")
+        if duration:
+            self._patience = duration * PATIENCE
+
+    @property
+    def absent_for(self) -> float | None:
+        """For how many seconds no operator has been heard of; None while that is no cause for concern."""
+        if self._lease.problem is not None or not self._lease.is_synced:
+            return None  # it is we who see nothing
+        silent = self._monotonic() - self._since
+        return silent if silent > self._patience else None
+
+    async def __aenter__(self) -> Self:
+        self._lease.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._lease.close()
