@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -73,11 +72,3 @@ def test_what_is_no_archive_is_not_half_unpacked(environment: dict[str, str], tm
     with pytest.raises(Undeliverable, match="cannot be unpacked"):
         deliver(environment | changed)
     assert os.listdir(tmp_path / "volume") == []
-
-
-def test_a_python_that_cannot_unpack_safely_says_which_can(
-    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr(tarfile, "data_filter")
-    with pytest.raises(Undeliverable, match=r"3\.11\.4 or later"):
-        deliver(environment)
