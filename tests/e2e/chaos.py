@@ -8,9 +8,6 @@ import http.client
 import json
 import os
 import random
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -18,54 +15,25 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+
+from tests.e2e.server import LastingServer
 
 TELL = 'echo "$BASILICA_DEPLOYMENT $BASILICA_RANK $BASILICA_ATTEMPT" >> "$LEDGER"; '
 PATIENCE = 120.0
 
 
-class Server:
-    """`basilica serve` on one port and state directory, killed and started again as often as one likes."""
-
-    def __init__(self, state_dir: Path) -> None:
-        self.state_dir, self.port = state_dir, 0
-        self.process: subprocess.Popen[str] | None = None
-        self.log = state_dir.parent / "server.log"
-
-    def start(self) -> None:
-        argv = [sys.executable, "-m", "basilica.cli.main", "serve", "--port", str(self.port)]
-        argv += ["--state-dir", str(self.state_dir), "--log-level", "warning"]
-        with self.log.open("a") as log:
-            self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=log, text=True)
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, f"the server did not start; see {self.log}"
-        self.port = int(line.rpartition(":")[2])
-
-    def kill(self) -> None:
-        self._end(signal.SIGKILL)
-
-    def stop(self) -> None:
-        self._end(signal.SIGTERM)
-
-    def _end(self, sig: signal.Signals) -> None:
-        assert self.process is not None
-        self.process.send_signal(sig)
-        self.process.wait(30)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-
-
 class PatientClient:
     """Asks again when the server was away; a create carries a key, so asking again makes no second run."""
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
-        self._key = (server.state_dir / "api-key").read_text().strip()
+    def __init__(self, server: LastingServer) -> None:
+        self._address = urlsplit(server.url).netloc
+        self._key = server.key
 
     def call(self, method: str, path: str, body: object = None, **headers: str) -> tuple[int, dict[str, Any]]:
         deadline = time.monotonic() + PATIENCE
         while True:
-            connection = http.client.HTTPConnection("127.0.0.1", self._server.port, timeout=20)
+            connection = http.client.HTTPConnection(self._address, timeout=20)
             try:
                 headers["Authorization"] = f"Bearer {self._key}"
                 data = None if body is None else json.dumps(body)
@@ -112,10 +80,7 @@ class Chaos:
         chance = random.Random(self.seed)
         self.ledger = self.directory / "ledger"
         self.token = f"chaos-{os.getpid()}-{self.seed}"
-        state_dir = self.directory / "state"
-        state_dir.mkdir()
-        self.server = Server(state_dir)
-        self.server.start()
+        self.server = LastingServer(self.directory / "state")
         self.client = PatientClient(self.server)
         actors = [threading.Thread(target=self._act, args=(n, chance.random()), daemon=True) for n in range(self.width)]
         for actor in actors:
@@ -125,7 +90,7 @@ class Chaos:
             self.server.kill()
             if chance.random() < 0.3:
                 time.sleep(chance.uniform(0.0, 0.8))  # long enough for ranks to end while nobody looks
-            self.server.start()
+            self.server.start_again()
             print(f"  kill {number + 1} of {self.kills}: {sum(self.finished.values())} runs checked", flush=True)
         self._stop.set()
         for actor in actors:

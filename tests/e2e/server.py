@@ -28,6 +28,11 @@ class LastingServer:
         self._server = Server(self._state_dir, "--port", self.url.rpartition(":")[2])
         assert (self._server.url, self._server.key) == (self.url, self.key)
 
+    def stop(self) -> None:
+        """By SIGTERM; what it knows of its runs stays."""
+        assert self._server is not None
+        assert self._server.stop() == 0, self._server.stderr
+
     def key_of(self, user: str) -> str:
         """An API key of somebody else than the user that the server makes itself."""
         if user not in self._keys_of_others:

@@ -57,13 +57,16 @@ def train(folder: str) -> int:
     return world
 
 
-def test_a_function_trains_on_while_its_world_is_scaled(client: basilica.BasilicaClient, tmp_path: Path) -> None:
-    steps = Ledger(tmp_path / "run")
-    world = basilica.WorldSize(2, 2, 4)
-    training = client.deploy_distributed(
+def deploy(client: basilica.BasilicaClient, steps: Ledger, world: basilica.WorldSize) -> basilica.DistributedTraining:
+    """`train` under torchrun, on a world of that size."""
+    return client.deploy_distributed(
         None, source=train, source_args=[str(steps.folder)], world_size=world, launcher="torchrun", **OPTIONS
     )
-    with training:
+
+
+def test_a_function_trains_on_while_its_world_is_scaled(client: basilica.BasilicaClient, tmp_path: Path) -> None:
+    steps = Ledger(tmp_path / "run")
+    with deploy(client, steps, basilica.WorldSize(2, 2, 4)) as training:
         steps.first_step(2, 0)
         for size in (4, 3):
             began = time.time()
@@ -79,11 +82,7 @@ def test_a_function_trains_on_while_its_world_is_scaled(client: basilica.Basilic
 def test_training_outlives_its_rendezvous(client: basilica.BasilicaClient, tmp_path: Path) -> None:
     """It is killed and started anew under the agents, which would not stand that by themselves."""
     steps = Ledger(tmp_path / "run")
-    world = basilica.WorldSize(2, 2, 3)
-    training = client.deploy_distributed(
-        None, source=train, source_args=[str(steps.folder)], world_size=world, launcher="torchrun", **OPTIONS
-    )
-    with training:
+    with deploy(client, steps, basilica.WorldSize(2, 2, 3)) as training:
         steps.first_step(2, 0)
         for _ in range(3):
             _replace_rendezvous(tmp_path / "state", steps)

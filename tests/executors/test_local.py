@@ -44,6 +44,12 @@ def supervisor_of(handle: ReplicaHandle) -> int:
     return record.claim.pid
 
 
+def kill_supervisor(handle: ReplicaHandle) -> None:
+    pid = supervisor_of(handle)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: is_gone(pid))
+
+
 def warden_of(handle: ReplicaHandle) -> int:
     gang = Gang(Path(handle.metadata["directory"]), handle.metadata["job_name"])
     pid = gang._warden()
@@ -183,8 +189,7 @@ def test_a_replica_whose_supervisor_is_killed(tmp_path: Path) -> None:
     with LocalProcessExecutor(state_dir=tmp_path / "state", grace_seconds=2) as executor:
         handles = executor.launch_replicas(1, WAIT, {"directory": str(tmp_path)})
         pid = pid_of(tmp_path)
-        os.kill(supervisor_of(handles[0]), signal.SIGKILL)
-        until(lambda: is_gone(supervisor_of(handles[0])))
+        kill_supervisor(handles[0])
         assert executor.poll(handles[0]) == RUNNING  # it does run
         os.kill(pid, signal.SIGKILL)
         (result,) = executor.collect(handles, timeout=SECONDS)
@@ -196,8 +201,7 @@ def test_a_replica_without_a_supervisor_can_be_cancelled(tmp_path: Path) -> None
     with LocalProcessExecutor(state_dir=tmp_path / "state", grace_seconds=2) as executor:
         handles = executor.launch_replicas(1, WAIT, {"directory": str(tmp_path)})
         pid = pid_of(tmp_path)
-        os.kill(supervisor_of(handles[0]), signal.SIGKILL)
-        until(lambda: is_gone(supervisor_of(handles[0])))
+        kill_supervisor(handles[0])
         executor.cancel(handles[0])
         assert executor.collect(handles, timeout=SECONDS)[0]["status"] == CANCELLED
         until(lambda: is_gone(pid))

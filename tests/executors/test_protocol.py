@@ -12,8 +12,10 @@ from rich.console import Console
 
 from basilica import executors
 from basilica.executors import ReplicaHandle, gather_logs
+from basilica.executors.environment import replica_environment
+from basilica.executors.outcomes import replica_result
 from basilica.executors.progress import Board, live_table
-from basilica.executors.protocol import FAILED, PENDING, RUNNING, SUCCEEDED, replica_environment, replica_result
+from basilica.executors.protocol import FAILED, PENDING, RUNNING, SUCCEEDED
 
 HANDLE = ReplicaHandle(1, "local", {"job_name": "gang"})
 

@@ -15,7 +15,10 @@ import pytest
 
 from basilica.core.errors import RuntimeUnavailable
 from basilica.core.seen import Sight
+from basilica.ports import Run
 from basilica.runtimes.local.rendezvous import LINGER_S
+from basilica.runtimes.local.runtime import LocalRuntime
+from basilica.runtimes.local.supervisor import boot
 from tests.runtime_local.machine import SLEEP, Machine, python, sh, until_gone
 
 ROOT = Path(__file__).parents[2]
@@ -57,6 +60,13 @@ def open_gate(machine: Machine, instance: str, rank: int, code: int) -> None:
         assert time.monotonic() < deadline, "the rank did not come as far as its gate"
         time.sleep(0.001)
     gate.write_text(f"{code}\n")
+
+
+def kill_supervisor_and_rank(machine: Machine, run: Run) -> None:
+    record = machine.record(run)
+    assert record.running is not None
+    for pid in (record.claim.pid, record.running.pid):
+        os.kill(pid, signal.SIGKILL)
 
 
 async def test_a_killed_control_plane_loses_no_rank_no_output_and_no_exit_code(machine: Machine) -> None:
@@ -183,10 +193,7 @@ async def test_ranks_of_another_server_are_left_alone_whatever_their_names(machi
         async with machine.control_plane():
             await machine.launch(run)
             await machine.until_running(run)
-            record = machine.record(run)
-            assert record.running is not None
-            for pid in (record.claim.pid, record.running.pid):
-                os.kill(pid, signal.SIGKILL)
+            kill_supervisor_and_rank(machine, run)
             await machine.until_ended(run)
         assert await other.seen(run) == before
         await other.stop(run)
@@ -198,10 +205,7 @@ async def test_supervisor_and_rank_killed_at_once_is_an_end_that_nobody_knows(ma
     async with machine.control_plane():
         await machine.launch(run)
         await machine.until_running(run)
-        record = machine.record(run)
-        assert record.running is not None
-        for pid in (record.claim.pid, record.running.pid):
-            os.kill(pid, signal.SIGKILL)
+        kill_supervisor_and_rank(machine, run)
         ended = await machine.until_ended(run)
     assert (ended.exit_code, ended.reason, ended.stopped) == (None, "Unknown", False)
 
@@ -221,8 +225,7 @@ async def test_a_reboot_is_the_platforms_doing(machine: Machine) -> None:
 
 async def test_another_process_with_the_same_pid_is_not_the_rank(machine: Machine) -> None:
     run = machine.run(SLEEP)
-    async with machine.control_plane() as runtime:
-        mine = {"what": "claim", "boot": runtime._boot, **_process(os.getpid())}
+    mine = {"what": "claim", "boot": boot(), **_process(os.getpid())}
     _write_record(machine, {**mine, "start": 1})
     async with machine.control_plane():
         ended = await machine.until_ended(run)
@@ -257,7 +260,7 @@ async def test_adoption_reads_what_still_runs_and_leaves_the_rest_for_later(mach
         await machine.launch(live)
         await machine.until_running(live)
     async with machine.control_plane() as runtime:
-        assert list(runtime._runs) == ["live-x"]
+        assert list(runtime._table) == ["live-x"]
         assert (await machine.until_ended(old)).exit_code == 0
         await machine.stop(live)
         await machine.until_ended(live)
@@ -280,3 +283,12 @@ def _write_record(machine: Machine, line: dict[str, object], instance: str = "tr
     rank = machine.layout.rank(instance, 0)
     rank.mkdir(parents=True, exist_ok=True)
     (rank / "1.record").write_text(json.dumps({"format": 1, **line}) + "\n")
+
+
+async def test_a_runtime_that_could_not_start_says_why_and_can_be_closed(machine: Machine) -> None:
+    runtime = LocalRuntime(machine.state_dir, python="/no/such/python")
+    with pytest.raises(RuntimeUnavailable, match=r"cannot start the fork server: .*No such file"):
+        await runtime.start(lambda _: None)
+    await runtime.close()
+    with pytest.raises(RuntimeUnavailable, match="is not running"):
+        await runtime.observe(machine.run(SLEEP))

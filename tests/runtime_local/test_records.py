@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from basilica.runtimes.local import runtime as runtime_module
+from basilica.runtimes.local import table
 from basilica.runtimes.local.records import Exit, append_exit, bury, parse_record, read_record, write_stop
 from basilica.runtimes.local.wakeups import parse
 from tests.runtime_local.machine import Machine, sh
@@ -66,12 +66,12 @@ def test_a_supervisors_complaint_arrives_whole() -> None:
 
 
 async def test_of_ended_runs_only_the_latest_stay_in_memory(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime_module, "ENDED_RUNS_KEPT", 2)
+    monkeypatch.setattr(table, "ENDED_RUNS_KEPT", 2)
     async with machine.control_plane() as runtime:
         runs = [machine.run(sh(f"exit {code}"), name=f"run{code}") for code in range(4)]
         for run in runs:
             await machine.outcome(run)
             await runtime.observe(run)
-        assert len(runtime._runs) == 2
+        assert len(list(runtime._table)) == 2
         codes = [(await runtime.observe(run)).ranks[0].ended for run in runs]
         assert [ended and ended.exit_code for ended in codes] == [0, 1, 2, 3]  # read again from disk

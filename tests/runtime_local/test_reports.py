@@ -391,7 +391,7 @@ async def test_waiting_for_a_report_ends_with_the_next_one_and_leaves_nothing(ma
         open_gate(machine, run, "two")
         await asyncio.wait_for(waiting, PATIENCE_S)
         assert (await runtime.reports(run))[0].step == 2
-        assert (runtime._reports._readers, runtime._files._callbacks) == ({}, {})
+        assert (runtime._reports._readers._events, runtime._files._callbacks) == ({}, {})
         open_gate(machine, run, "end")
         assert (await machine.until_ended(run)).exit_code == 0
 

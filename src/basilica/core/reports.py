@@ -5,6 +5,21 @@ from dataclasses import dataclass, field
 
 POINTS_MAX = 2000
 POINTS_DEFAULT = 200
+ROUND_NUMBERS = (
+    "diloco_round",
+    "diloco_fragment",
+    "diloco_replica",
+    "diloco_counted",
+    "diloco_weight",
+    "diloco_members",
+    "diloco_world",
+    "diloco_bytes_up",
+    "diloco_bytes_down",
+    "diloco_wait_s",
+    "diloco_waited_for",
+    "diloco_round_s",
+)
+"""What a replica reports of each DiLoCo round: shown as rounds, and not among the numbers that people report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

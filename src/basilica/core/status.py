@@ -9,6 +9,7 @@ from basilica.core.seen import BenchResult
 from basilica.core.world import RankExit, RankStatus, WorldSize, WorldStatus
 
 HISTORY_MAX = 50
+WORLD_READY = "world_ready"  # the milestone of a world that has reached its minimum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,6 +99,12 @@ class RankStatus:
     note: str = ""
     stalled: Stalled | None = None
 
+    def next_attempt(self, *, restarts: int, restart_at: float | None) -> "RankStatus":
+        """The same rank before its next start; nothing of this attempt is kept but where it ran."""
+        return RankStatus(
+            rank=self.rank, attempt=self.attempt + 1, restarts=restarts, restart_at=restart_at, node=self.node
+        )
+
 
 def last_line(traceback: str) -> str:
     """What a Python traceback ends with: the exception itself. Cut if it is long."""

@@ -14,31 +14,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from basilica.core.errors import DeploymentNotFound, NetworkError
 from basilica.core.world import WorldSize
+from basilica.executors.arguments import check_backend, check_launch, check_timeout
+from basilica.executors.environment import RANK_ENV, RENDEZVOUS_URI, REPLICA_MODULE, replica_environment
+from basilica.executors.outcomes import Changes, not_ended, placeholder, replica_result
 from basilica.executors.protocol import (
     CANCELLED,
-    DAY_SECONDS,
     ENDED,
     FAILED,
     LAUNCH_SECONDS,
     LOG_LINES,
     PENDING,
-    RANK_ENV,
-    RENDEZVOUS_URI,
-    REPLICA_MODULE,
     RUNNING,
     SUCCEEDED,
-    Changes,
     Entrypoint,
     OnChange,
     ReplicaHandle,
     ReplicaResult,
-    check_backend,
-    check_launch,
-    check_timeout,
-    not_ended,
-    placeholder,
-    replica_environment,
-    replica_result,
 )
 
 if TYPE_CHECKING:
@@ -152,7 +143,7 @@ class BasilicaExecutor:
         self, handles: Sequence[ReplicaHandle], *, timeout: float | None = None, on_change: OnChange | None = None
     ) -> list[ReplicaResult]:
         """Wait until nothing of the runs can change any more; `timeout=None` waits a day."""
-        seconds = check_timeout(timeout, DAY_SECONDS)
+        seconds = check_timeout(timeout)
         deadline = time.monotonic() + seconds
         changes = Changes(on_change)
         runs: dict[str, list[int]] = {}

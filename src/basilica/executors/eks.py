@@ -14,31 +14,23 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Event, Lock
 from typing import Any
 
+from basilica.executors.arguments import check_backend, check_launch, check_timeout
 from basilica.executors.eks_calls import Calls, is_transient, retry_after, status_of
 from basilica.executors.eks_evidence import CONTAINER, GangEvidence, rank_of
 from basilica.executors.eks_follow import FIRST_PAUSE_SECONDS, LOOK_AGAIN_SECONDS, WATCH_SECONDS, Following, Place
+from basilica.executors.environment import RENDEZVOUS_URI, REPLICA_MODULE, replica_environment
+from basilica.executors.outcomes import Changes, not_ended, placeholder, replica_result
 from basilica.executors.protocol import (
-    DAY_SECONDS,
     FAILED,
     LAUNCH_SECONDS,
     LOG_LINES,
     PENDING,
-    RENDEZVOUS_URI,
-    REPLICA_MODULE,
     RUNNING,
     SUCCEEDED,
-    Changes,
     Entrypoint,
     OnChange,
     ReplicaHandle,
     ReplicaResult,
-    check_backend,
-    check_launch,
-    check_timeout,
-    not_ended,
-    placeholder,
-    replica_environment,
-    replica_result,
 )
 from basilica.executors.results import read_results
 from basilica.kube.render import QUEUE_NAME, Container, Gang, gpu_placement, indexed_job
@@ -166,7 +158,7 @@ class EKSExecutor:
     ) -> list[ReplicaResult]:
         """Wait until every rank has ended; `timeout=None` waits a day. A gang that fails is told apart: who failed
         first, and who was stopped for it."""
-        seconds = check_timeout(timeout, DAY_SECONDS)
+        seconds = check_timeout(timeout)
         deadline = time.monotonic() + seconds
         places: dict[Place, list[int]] = {}
         for number, handle in enumerate(handles):

@@ -20,28 +20,20 @@ from pathlib import Path
 from typing import Any
 
 from basilica.core.errors import BasilicaError
+from basilica.executors.arguments import DAY_SECONDS, check_backend, check_launch, check_timeout
+from basilica.executors.environment import RANK_ENV, REPLICA_MODULE, replica_environment
 from basilica.executors.gang import NEWS, Gang, State, Task, told_of_changes
+from basilica.executors.outcomes import Changes, not_ended, placeholder, replica_result
 from basilica.executors.protocol import (
-    DAY_SECONDS,
     ENDED,
     FAILED,
     LAUNCH_SECONDS,
     LOG_LINES,
     PENDING,
-    RANK_ENV,
-    REPLICA_MODULE,
-    Changes,
     Entrypoint,
     OnChange,
     ReplicaHandle,
     ReplicaResult,
-    check_backend,
-    check_launch,
-    check_timeout,
-    not_ended,
-    placeholder,
-    replica_environment,
-    replica_result,
 )
 from basilica.places import default_state_dir, start_of
 
@@ -152,7 +144,7 @@ class LocalProcessExecutor:
         self, handles: Sequence[ReplicaHandle], *, timeout: float | None = None, on_change: OnChange | None = None
     ) -> list[ReplicaResult]:
         """Wait until every replica has ended; `timeout=None` waits a day. Woken by the gang, not polling."""
-        seconds = check_timeout(timeout, DAY_SECONDS)
+        seconds = check_timeout(timeout)
         deadline = time.monotonic() + seconds
         gangs = _gangs(handles)
         changes = Changes(on_change)

@@ -31,30 +31,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from basilica.executors.arguments import check_backend, check_launch, check_timeout
+from basilica.executors.environment import RENDEZVOUS_URI, REPLICA_MODULE, replica_environment
+from basilica.executors.outcomes import Changes, not_ended, placeholder, replica_result
 from basilica.executors.protocol import (
     CANCELLED,
-    DAY_SECONDS,
     ENDED,
     FAILED,
     LAUNCH_SECONDS,
     LOG_LINES,
     PENDING,
-    RENDEZVOUS_URI,
-    REPLICA_MODULE,
     RUNNING,
     SUCCEEDED,
-    Changes,
     Entrypoint,
     OnChange,
     ReplicaHandle,
     ReplicaResult,
-    check_backend,
-    check_launch,
-    check_timeout,
-    not_ended,
-    placeholder,
-    replica_environment,
-    replica_result,
 )
 from basilica.runtimes.local.tracebacks import read_traceback
 
@@ -163,7 +155,7 @@ class ModalSpawnExecutor:
         Each call is waited for by a thread of its own, at most 64 at a time: Modal answers when a call has ended, and
         has no answer for several at once.
         """
-        seconds = check_timeout(timeout, DAY_SECONDS)
+        seconds = check_timeout(timeout)
         deadline = time.monotonic() + seconds
         changes = Changes(on_change)
         outcomes: dict[int, Outcome] = {}

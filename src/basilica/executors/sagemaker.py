@@ -15,30 +15,22 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from basilica.executors.arguments import check_backend, check_launch, check_timeout
+from basilica.executors.environment import RENDEZVOUS_URI, REPLICA_MODULE, replica_environment
+from basilica.executors.outcomes import Changes, not_ended, placeholder, replica_result
 from basilica.executors.protocol import (
     CANCELLED,
-    DAY_SECONDS,
     ENDED,
     FAILED,
     LAUNCH_SECONDS,
     LOG_LINES,
     PENDING,
-    RENDEZVOUS_URI,
-    REPLICA_MODULE,
     RUNNING,
     SUCCEEDED,
-    Changes,
     Entrypoint,
     OnChange,
     ReplicaHandle,
     ReplicaResult,
-    check_backend,
-    check_launch,
-    check_timeout,
-    not_ended,
-    placeholder,
-    replica_environment,
-    replica_result,
 )
 from basilica.executors.results import read_results
 
@@ -187,7 +179,7 @@ class SageMakerExecutor:
         self, handles: Sequence[ReplicaHandle], *, timeout: float | None = None, on_change: OnChange | None = None
     ) -> list[ReplicaResult]:
         """Wait until every job has ended; `timeout=None` waits a day."""
-        seconds = check_timeout(timeout, DAY_SECONDS)
+        seconds = check_timeout(timeout)
         deadline = time.monotonic() + seconds
         changes = Changes(on_change)
         results: dict[int, ReplicaResult] = {}

@@ -1,5 +1,6 @@
 """One attempt of a rank, as the runtime knows it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from basilica.core.names import rank_name
@@ -10,6 +11,7 @@ from basilica.runtimes.local.processes import Watch
 from basilica.runtimes.local.records import Exit, read_record
 from basilica.runtimes.local.tracebacks import read_traceback
 
+ENDED_ATTEMPTS_SHOWN = 4
 TAIL_LINES = 20
 TAIL_LINE_MAX = 2000
 TAIL_BYTES_MAX = 1 << 18
@@ -57,6 +59,19 @@ class Attempt:
         if self.watch is not None:
             self.watch.close()
             self.watch = None
+
+
+def shown(attempts: Iterable[Attempt]) -> list[Attempt]:
+    """In order, those that the controller is shown: of each rank what has not ended, and the last that have."""
+    found = []
+    ended: dict[int, int] = {}
+    for attempt in sorted(attempts, key=lambda attempt: (attempt.key.rank, -attempt.key.attempt)):
+        if attempt.sight is Sight.ENDED:
+            ended[attempt.key.rank] = ended.get(attempt.key.rank, 0) + 1
+            if ended[attempt.key.rank] > ENDED_ATTEMPTS_SHOWN:
+                continue
+        found.append(attempt)
+    return sorted(found, key=lambda attempt: attempt.key)
 
 
 def has_ended(layout: Layout, key: Key) -> bool:

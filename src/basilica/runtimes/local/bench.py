@@ -20,7 +20,6 @@ from basilica.core.errors import RuntimeUnavailable
 from basilica.core.phase import BenchPhase
 from basilica.core.seen import SeenBench
 from basilica.runtimes.local import supervisor
-from basilica.runtimes.local.attempts import has_ended
 from basilica.runtimes.local.cgroups import RankCgroups
 from basilica.runtimes.local.environment import INHERITED
 from basilica.runtimes.local.hosts import Host
@@ -29,6 +28,7 @@ from basilica.runtimes.local.logs import read_tail
 from basilica.runtimes.local.orphans import KILL_AGAIN_S, kill, with_environment
 from basilica.runtimes.local.processes import Watch
 from basilica.runtimes.local.records import Claim, Exit, Record, append_exit, bury, read_record, write_stop
+from basilica.runtimes.local.run_files import all_ended
 from basilica.runtimes.local.task import RankTask, StartReply, StartRequest
 
 CORES = 2.0  # one for each end
@@ -74,7 +74,7 @@ class Benches:
         """Watch what an earlier control plane left, and end what has outlived its run."""
         for instance in await asyncio.to_thread(self._unended):
             seen = await self.seen(instance)
-            if seen is not None and not seen.phase.terminal and self._ranks_have_ended(instance):
+            if seen is not None and not seen.phase.terminal and all_ended(self._layout, instance):
                 await self.end(instance)
 
     def _unended(self) -> list[str]:
@@ -176,12 +176,6 @@ class Benches:
             await asyncio.sleep(KILL_AGAIN_S)
         for path in claim.cgroups:
             supervisor.remove_cgroup(path)
-
-    def _ranks_have_ended(self, instance: str) -> bool:
-        try:
-            return all(has_ended(self._layout, key) for key in self._layout.keys(instance))
-        except (OSError, ValueError):
-            return False
 
     # -------------------------------------------------------------------------------------------------- begin and end
 

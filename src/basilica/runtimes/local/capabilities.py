@@ -1,4 +1,4 @@
-"""What this machine can do for local ranks, for `basilica doctor`."""
+"""What this machine can do for local ranks: for `basilica doctor`, and for runs that ask for what it cannot."""
 
 import asyncio
 import os
@@ -6,8 +6,9 @@ import signal
 import sys
 from dataclasses import dataclass
 
+from basilica.core.spec import Resources
 from basilica.runtimes.local.cgroups import DELEGATE, Cgroups, find
-from basilica.runtimes.local.gpus import GpuInventory, ask_nvidia_smi
+from basilica.runtimes.local.gpus import GpuInventory, ask_nvidia_smi, runs_on_cpu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,19 @@ def capabilities_of(cgroups: Cgroups, gpus: GpuInventory) -> tuple[Capability, .
             or "none: ranks that ask for any run on the CPU",
         ),
     )
+
+
+def warnings_of(wanted: Resources, cgroups: Cgroups, gpus: GpuInventory) -> tuple[tuple[str, str], ...]:
+    """What a run asked for and does not get here: a reason and a sentence each."""
+    warnings = []
+    if runs_on_cpu(gpus, wanted.gpus):
+        what = "1 GPU" if wanted.gpus.count == 1 else f"{wanted.gpus.count} GPUs"
+        problem = f"asked for {what} per rank; this machine has none: ranks run on the CPU"
+        warnings.append(("GPUsUnavailable", problem))
+    if wanted.memory_bytes is not None and not cgroups.limits_memory:
+        problem = f"the memory limit holds for each process alone: {cgroups.problem}"
+        warnings.append(("LimitsUnavailable", problem))
+    return tuple(warnings)
 
 
 def _memory(cgroups: Cgroups, remedy: str) -> Capability:

@@ -10,10 +10,9 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from basilica.ports import Exited, Output
-from basilica.runtimes.local.orphans import kill, with_environment
+from basilica.runtimes.local.orphans import MARK, kill, with_environment
 from basilica.runtimes.local.processes import Watch
 
-MARK = "BASILICA_EXEC"
 CHUNK = 1 << 16
 CHUNKS_WAITING = 16
 

@@ -1,6 +1,6 @@
 """The line in front of the GPUs: who holds which, who waits, and whose turn it is."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from basilica.core.actions import Launch
@@ -18,8 +18,11 @@ class Turn:
 
 
 class GpuLine:
+    """`moved` is called when those who wait may move up: somebody gave GPUs back, or waits no more."""
+
     def __init__(self, inventory: GpuInventory) -> None:
         self.inventory = inventory
+        self.moved: Callable[[], None] = lambda: None
         self._held: dict[Key, tuple[str, ...]] = {}
         self._waiting: dict[str, tuple[Run, dict[Key, Launch]]] = {}
 
@@ -27,8 +30,13 @@ class GpuLine:
         _, before = self._waiting.get(run.instance, (run, {}))
         self._waiting[run.instance] = (run, before | dict(launches))
 
-    def leave(self, key: Key) -> bool:
-        """Stop waiting; False if it did not wait."""
+    def leave(self, key: Key) -> None:
+        """Stop waiting, if it does."""
+        if self._leave(key):
+            self.moved()
+
+    def _leave(self, key: Key) -> bool:
+        """False if it did not wait."""
         run, launches = self._waiting.get(key.instance, (None, {}))
         if run is None or key not in launches:
             return False
@@ -41,9 +49,10 @@ class GpuLine:
         if uuids:
             self._held[key] = uuids
 
-    def free(self, key: Key) -> bool:
-        """Give back; False if it held none."""
-        return self._held.pop(key, None) is not None
+    def free(self, key: Key) -> None:
+        """Give back what it holds, if any."""
+        if self._held.pop(key, None) is not None:
+            self.moved()
 
     def serve(self) -> tuple[list[Turn], dict[Key, str]]:
         """Give out what is free. Returns who may start, and for everybody who still waits what to say about it."""
@@ -54,7 +63,7 @@ class GpuLine:
         for run, launches in tuple(self._waiting.values()):
             granted = {launch: allocation.granted[key] for key, launch in launches.items() if key in allocation.granted}
             for launch in granted:
-                self.leave(Key(run.instance, launch.rank, launch.attempt))
+                self._leave(Key(run.instance, launch.rank, launch.attempt))
             if granted:
                 turns.append(Turn(run, granted))
         return turns, dict(allocation.notes)

@@ -13,6 +13,7 @@ from basilica.runtimes.local.layout import Key, Layout
 from basilica.runtimes.local.records import Claim, Exit
 
 KILL_AGAIN_S = 0.05
+MARK = "BASILICA_EXEC"  # in the environment of a command that was started beside a rank, and of all that it started
 
 
 async def bury_orphan(layout: Layout, key: Key, claim: Claim) -> Exit:

@@ -7,19 +7,16 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from basilica.core.reports import Report, Series, SeriesPoint, SeriesQuery
-from basilica.report_points import Point, Spread, merge_spreads, parse, read_points
+from basilica.core.reports import Report, Series, SeriesQuery
+from basilica.report_points import Point, parse, read_points
+from basilica.report_series import Source, series_of
 from basilica.reporting import FILE_BYTES_MAX, FILES_MAX
 from basilica.runtimes.local.layout import Key, Layout
 
 HEAD_BYTES = 512
 TAIL_BYTES = (4 << 10, 128 << 10)  # most last lines are short
 READ_BYTES_MAX = 2 * FILE_BYTES_MAX  # whoever wrote it
-POINTS_IN_ALL = 200_000  # of one answer, however many series it has
-
 WORKERS_MAX = 1 << 20
-
-Sample = tuple[int | None, float, Spread]  # step, time, value
 
 _NAME = re.compile(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})")
 
@@ -121,55 +118,20 @@ def _report(found: Iterable[tuple[int, Told]]) -> Report:
 
 def read_series(layout: Layout, instance: str, query: SeriesQuery) -> list[Series]:
     """By rank, worker and name, over all attempts."""
-    found: dict[tuple[int, int, str], list[Sample]] = {}
-    for file in report_files(layout, instance):
-        if query.ranks is None or file.key.rank in query.ranks:
-            worker, points = _read_file(file)
-            for name, samples in _samples(points, query).items():
-                found.setdefault((file.key.rank, worker, name), []).extend(samples)
-    points_each = max(2, min(query.points, POINTS_IN_ALL // max(1, len(found))))
-    return [
-        Series(rank=rank, worker=worker, metric=name, points=thin(sorted(samples, key=_moment), points_each))
-        for (rank, worker, name), samples in sorted(found.items())
-    ]
+    files = report_files(layout, instance)
+    wanted = [file for file in files if query.ranks is None or file.key.rank in query.ranks]
+    return series_of(map(read_points_of, wanted), query)
 
 
-def _samples(points: Iterable[Point], query: SeriesQuery) -> dict[str, list[Sample]]:
-    found: dict[str, list[Sample]] = {}
-    for point in points:
-        if point.at >= query.since:
-            for name, spread in point.values.items():
-                if query.metrics is None or name in query.metrics:
-                    found.setdefault(name, []).append((point.step, point.at, spread))
-    return found
-
-
-def _moment(sample: Sample) -> float:
-    return sample[1]
-
-
-def _read_file(file: ReportFile) -> tuple[int, list[Point]]:
+def read_points_of(file: ReportFile) -> tuple[Source, list[Point]]:
+    """All that a process reported; nothing if its file cannot be read."""
     try:
         with open(file.path, "rb") as opened:
             head, *lines = opened.read(READ_BYTES_MAX).split(b"\n")
     except OSError:
-        return 0, []
+        return (file.key.rank, 0), []
     points = list(read_points(lines))
     if points and not points[-1].values:  # what is still being gathered into a point: its last values stand for it
         newest = points[-1]
         points[-1] = newest._replace(values={name: (v, v, v, 1) for name, v in newest.last.items()})
-    return _about(head)[1], points
-
-
-def thin(samples: list[Sample], most: int) -> tuple[SeriesPoint, ...]:
-    """At most so many: neighbours become one, with their mean, minimum and maximum."""
-    size = max(1, -(-len(samples) // most))
-    groups = (samples[i : i + size] for i in range(0, len(samples), size))
-    return tuple(_merged(group) for group in groups)
-
-
-def _merged(group: list[Sample]) -> SeriesPoint:
-    step, at, spread = group[-1]
-    if len(group) > 1:
-        spread = merge_spreads([sample[2] for sample in group])
-    return SeriesPoint(step, round(at, 3), *spread)
+    return (file.key.rank, _about(head)[1]), points

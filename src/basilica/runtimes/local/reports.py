@@ -7,15 +7,16 @@ process that has fallen silent has no timer: the kernel says when it writes agai
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from basilica.core import stalls
 from basilica.core.reports import Report, Series, SeriesQuery
 from basilica.core.seen import Stalled
 from basilica.reporting import BELL_ENV, FILE_ENV
 from basilica.runtimes.local import stacks
+from basilica.runtimes.local.background import Spawn
+from basilica.runtimes.local.changes import Readers
 from basilica.runtimes.local.inotify import FileWatcher
 from basilica.runtimes.local.layout import Key, Layout
 from basilica.runtimes.local.processes import lives
@@ -31,8 +32,6 @@ from basilica.runtimes.local.report_files import (
 
 STACKS_AT_ONCE = 2
 SOON = 0.05  # a timer never rings sooner: it measures seconds
-
-Spawn = Callable[[Coroutine[Any, Any, object]], None]
 
 
 @dataclass(slots=True)
@@ -62,7 +61,7 @@ class Reports:
     spawn: Spawn
     stalled: Callable[[Key, Stalled | None], None]
     _watched: dict[Key, dict[int, _Process]] = field(default_factory=dict)
-    _readers: dict[str, set[asyncio.Event]] = field(default_factory=dict)
+    _readers: Readers = field(default_factory=Readers)
     _room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(STACKS_AT_ONCE))
 
     def environment(self, key: Key) -> dict[str, str]:
@@ -74,8 +73,7 @@ class Reports:
     def rung(self, key: Key, pid: int) -> None:
         """A process says that it has begun to report, or that its usual step time is known."""
         self._watch(report_file(self.layout, key, pid), adopted=False)
-        for reader in self._readers.get(key.instance, ()):
-            reader.set()
+        self._readers.tell(key.instance)
 
     def adopt(self, instance: str, running: Iterable[Key]) -> None:
         """Find those that began to report under an earlier control plane. Who has stalled is told before this returns:
@@ -172,10 +170,7 @@ class Reports:
 
     async def next(self, instance: str, after: float) -> None:
         """Return when somebody has reported later than that."""
-        changed = asyncio.Event()
-        readers = self._readers.setdefault(instance, set())
-        readers.add(changed)
-        try:
+        with self._readers.reading(instance) as changed:
             while True:
                 changed.clear()
                 forget = [self.files.watch(file.path, changed.set) for file in report_files(self.layout, instance)]
@@ -187,10 +182,6 @@ class Reports:
                 finally:
                     for each in forget:
                         each()
-        finally:
-            readers.discard(changed)
-            if not readers:
-                self._readers.pop(instance, None)
 
 
 def _stall(told: Told, taken: stacks.Stacks) -> Stalled:

@@ -15,10 +15,11 @@ RESULT_BYTES_MAX = 8 << 20
 
 def unended(layout: Layout) -> list[str]:
     """Runs with an attempt that has not ended, or of which that cannot be told."""
-    return [instance for instance in layout.instances() if not _all_ended(layout, instance)]
+    return [instance for instance in layout.instances() if not all_ended(layout, instance)]
 
 
-def _all_ended(layout: Layout, instance: str) -> bool:
+def all_ended(layout: Layout, instance: str) -> bool:
+    """True if that is certain of every attempt of the run."""
     try:
         return all(has_ended(layout, key) for key in layout.keys(instance))
     except (OSError, ValueError):

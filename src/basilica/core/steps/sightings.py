@@ -1,0 +1,79 @@
+"""Taking in what was seen: who is up, who has ended, who is missing, and who has no business to be there."""
+
+from dataclasses import replace
+
+from basilica.core import policy
+from basilica.core.actions import Stop
+from basilica.core.phase import RankPhase
+from basilica.core.seen import Ended, SeenRank, Sight
+from basilica.core.steps import exits, stalling
+from basilica.core.steps.turn import Turn
+from basilica.core.world import RankStatus
+
+
+def take_in(turn: Turn) -> None:
+    for seen in turn.seen.ranks:
+        rank = turn.ranks.get(seen.rank)
+        if rank is None or seen.attempt != rank.attempt or not rank.phase.may_run:
+            _fence(turn, seen)
+        else:
+            turn.present.add(rank.rank)
+            _update(turn, rank, seen)
+    for rank in list(turn.ranks.values()):
+        if rank.phase.may_run and rank.rank not in turn.present:
+            _miss(turn, rank)
+    stalling.tell(turn)
+    for reason, message in turn.seen.warnings:
+        if reason not in turn.status.warned:
+            turn.status = replace(turn.status, warned=(*turn.status.warned, reason))
+            turn.say(reason, message, warning=True)
+
+
+def _fence(turn: Turn, seen: SeenRank) -> None:
+    """What the book does not know, or holds for ended (its last stop may have been lost), must not stay."""
+    if seen.sight is not Sight.ENDED:
+        turn.strangers += 1
+        turn.actions.append(Stop(seen.rank, seen.attempt, turn.spec.grace_seconds))
+
+
+def _update(turn: Turn, rank: RankStatus, seen: SeenRank) -> None:
+    rank = replace(
+        rank,
+        missing_since=None,
+        node=seen.node or rank.node,
+        pod_name=seen.pod_name or rank.pod_name,
+        provider=seen.provider or rank.provider,
+        region=seen.region or rank.region,
+        gpus=seen.gpus or rank.gpus,
+        started_at=rank.started_at if rank.started_at is not None else seen.started_at,
+    )
+    match seen.sight:
+        case Sight.RUNNING:
+            turn.running.add(rank.rank)
+            started = turn.now if rank.started_at is None else rank.started_at
+            phase = RankPhase.RUNNING if rank.phase is RankPhase.LAUNCHED else rank.phase
+            stalled = stalling.note(turn, rank, seen.stalled)
+            rank = replace(rank, phase=phase, started_at=started, note="", stalled=stalled)
+        case Sight.QUEUED | Sight.STARTING:
+            rank = replace(rank, note=seen.note)
+        case Sight.ENDED if seen.ended is not None:
+            exits.book(turn, rank, seen.ended)
+            return
+        case _:
+            pass
+    turn.ranks[rank.rank] = rank
+
+
+def _miss(turn: Turn, rank: RankStatus) -> None:
+    """A rank that was up and is not there: gone for good only after a while without a sign of it."""
+    if rank.phase is RankPhase.LAUNCHED and rank.started_at is None:
+        return  # never seen: its launch is asked for again
+    since = turn.now if rank.missing_since is None else rank.missing_since
+    if turn.now - since < policy.LOST_AFTER:
+        turn.ranks[rank.rank] = replace(rank, missing_since=since)
+        turn.wakes.append(since + policy.LOST_AFTER)
+        return
+    turn.actions.append(Stop(rank.rank, rank.attempt, 0.0))  # should it be there after all, it must not stay
+    stopped = rank.phase is RankPhase.STOPPING
+    ended = Ended(exit_code=None, reason="Unknown", finished_at=since, by_platform=True, stopped=stopped)
+    exits.book(turn, rank, ended)

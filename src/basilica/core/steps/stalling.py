@@ -1,0 +1,52 @@
+"""Ranks that have fallen silent: what the book says of them, and which is restarted for it. The rule is in `stalls`."""
+
+from dataclasses import replace
+
+from basilica.core import stalls
+from basilica.core.events import Reason
+from basilica.core.phase import RankPhase
+from basilica.core.seen import Stalled
+from basilica.core.steps.turn import Turn
+from basilica.core.world import RankStatus
+
+
+def note(turn: Turn, rank: RankStatus, seen: Stalled | None) -> Stalled | None:
+    """What the book says of a rank's silence after this look; its stack stays as it was first taken."""
+    known = rank.stalled
+    if rank.phase is RankPhase.STOPPING:
+        return known
+    if seen is None:
+        if known is not None:
+            turn.say(Reason.RANK_RESUMED, f"rank {rank.rank} reports again")
+        return None
+    if known is not None and known.since == seen.since:
+        return known if known.stack or not seen.stack else _with_room(turn, seen)
+    turn.stalls.append((rank.rank, seen))
+    return _with_room(turn, seen)
+
+
+def _with_room(turn: Turn, seen: Stalled) -> Stalled:
+    stacks = sum(r.stalled is not None and r.stalled.stack != "" for r in turn.ranks.values())
+    return seen if stacks < stalls.STACKS_KEPT else replace(seen, stack="")
+
+
+def tell(turn: Turn) -> None:
+    """Of all that this look was the first to show, at once."""
+    if turn.stalls:
+        turn.say(Reason.RANK_STALLED, stalls.announce(stalls.in_order(turn.stalls)), warning=True)
+
+
+def first_due(turn: Turn) -> RankStatus | None:
+    """The rank that fell silent first, once it is due to be restarted for it.
+
+    One at a time: others may go on when it is back, so each has its full time again from when the world is whole.
+    """
+    wanted = turn.wanted()
+    silent = {r.rank: r.stalled for r in wanted if r.stalled is not None and r.phase is RankPhase.RUNNING}
+    if not silent or any(r.phase in (RankPhase.WAITING, RankPhase.LAUNCHED, RankPhase.STOPPING) for r in wanted):
+        return None
+    number, stall = stalls.in_order(list(silent.items()))[0]
+    was_whole = turn.before.ready == turn.before.world_target
+    whole_at = turn.status.whole_at if was_whole and turn.status.whole_at is not None else turn.now
+    due = max(stall.since, whole_at) + stalls.limit(stall.usual_step_seconds)
+    return turn.ranks[number] if turn.due(due) else None

@@ -1,0 +1,67 @@
+"""The status while it is being decided on, and what every step may do to it."""
+
+from dataclasses import replace
+from typing import Literal
+
+from basilica.core.actions import Action
+from basilica.core.events import Event
+from basilica.core.seen import Sighting, Stalled
+from basilica.core.spec import DeploymentSpec
+from basilica.core.status import Condition, DeploymentStatus, Milestone
+from basilica.core.world import RankStatus
+
+
+class Turn:
+    """It lives for one call of `reconcile`, and nothing outside sees it.
+
+    Steps decide on `ranks` and `exits`, which `write_ranks` puts into the status.
+    """
+
+    def __init__(self, spec: DeploymentSpec, status: DeploymentStatus, seen: Sighting, now: float) -> None:
+        self.spec, self.before, self.seen, self.now = spec, status, seen, now
+        self.status = status
+        self.ranks = {r.rank: r for r in status.ranks}
+        self.exits = list(status.exits)
+        self.actions: list[Action] = []
+        self.events: list[Event] = []
+        self.wakes: list[float] = []
+        self.start_errors: dict[int, str] = {}
+        self.running: set[int] = set()  # ranks that this look showed running
+        self.present: set[int] = set()  # ranks whose current attempt this look showed at all
+        self.stalls: list[tuple[int, Stalled]] = []  # that this look was the first to show
+        self.strangers = 0
+        self.removable = False
+
+    @property
+    def ended(self) -> bool:
+        return self.status.phase.terminal
+
+    def wanted(self) -> list[RankStatus]:
+        return [r for r in self.ranks.values() if r.rank < self.status.world_target]
+
+    def say(self, reason: str, message: str, *, warning: bool = False) -> None:
+        self.events.append(Event(reason, message, warning))
+
+    def due(self, moment: float) -> bool:
+        """True if it has come; else there is a turn when it does."""
+        if self.now >= moment:
+            return True
+        self.wakes.append(moment)
+        return False
+
+    def condition(self, type_: str, holds: bool, reason: str, message: str = "") -> None:
+        value: Literal["True", "False"] = "True" if holds else "False"
+        old = next((c for c in self.status.conditions if c.type == type_), None)
+        if old is not None and (old.status, old.reason, old.message) == (value, reason, message):
+            return
+        since = old.since if old is not None and old.status == value else self.now
+        new = Condition(type=type_, status=value, reason=reason, message=message, since=since)
+        others = tuple(c for c in self.status.conditions if c.type != type_)
+        self.status = replace(self.status, conditions=(*others, new))
+
+    def milestone(self, name: str) -> None:
+        self.status = replace(self.status, milestones=(*self.status.milestones, Milestone(name, self.now)))
+
+    def write_ranks(self) -> None:
+        ranks = tuple(self.ranks[n] for n in sorted(self.ranks))
+        self.status = replace(self.status, ranks=ranks, exits=tuple(self.exits))

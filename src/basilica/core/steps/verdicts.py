@@ -1,0 +1,49 @@
+"""Judging a run: whether it was ready, has succeeded or failed, or has run out of time."""
+
+from dataclasses import replace
+
+from basilica.core import policy
+from basilica.core.events import Reason
+from basilica.core.phase import Phase, RankPhase
+from basilica.core.status import WORLD_READY
+from basilica.core.steps.ending import end
+from basilica.core.steps.turn import Turn
+
+
+def notice_readiness(turn: Turn) -> None:
+    """The first look that shows `min` ranks up or done counts, even if they are resized or judged in this turn."""
+    up = sum(r.phase in (RankPhase.RUNNING, RankPhase.SUCCEEDED) for r in turn.wanted())
+    if not turn.status.was_ready and up >= turn.spec.world.min:
+        turn.status = replace(turn.status, was_ready=True)
+        turn.say(Reason.WORLD_READY, f"the world has reached its minimum of {turn.spec.world.min}")
+        turn.milestone(WORLD_READY)
+
+
+def judge(turn: Turn) -> None:
+    wanted = turn.wanted()
+    lost = sum(r.phase is RankPhase.LOST for r in wanted)
+    succeeded = sum(r.phase is RankPhase.SUCCEEDED for r in wanted)
+    size = turn.status.world_target
+    errors = [text for number, text in sorted(turn.start_errors.items()) if number < size]
+    if errors:
+        end(turn, Phase.FAILED, f"could not be started: {errors[0]}")
+    elif size and policy.has_succeeded(turn.spec.world, size, succeeded, lost):
+        end(turn, Phase.SUCCEEDED, f"{succeeded} of {size} ranks exited 0")
+    elif size and policy.has_failed(turn.spec.world, size, lost):
+        culprit = policy.find_culprit(turn.status.failures, turn.status.whole_at)
+        # Who else failed may still turn out: the evidence is told with the culprit, not frozen here.
+        cause = f"rank {culprit.exit.rank} {policy.describe_exit(culprit.exit)}; " if culprit else ""
+        left = f"{size - lost} of {size} ranks could still succeed, and {turn.spec.world.min} are needed"
+        end(turn, Phase.FAILED, cause + left)
+
+
+def keep_deadlines(turn: Turn) -> None:
+    spec, created = turn.spec, turn.status.created_at
+    if spec.ttl_seconds and turn.due(created + spec.ttl_seconds):
+        end(turn, Phase.CANCELLED, f"its time to live of {spec.ttl_seconds:g} s ran out")
+    elif spec.deadline_seconds and turn.due(created + spec.deadline_seconds):
+        message = f"not done within its deadline of {spec.deadline_seconds:g} s"
+        end(turn, Phase.FAILED, message, stop_reason="DeadlineExceeded")
+    elif spec.start_deadline_seconds and not turn.status.was_ready and turn.due(created + spec.start_deadline_seconds):
+        message = f"fewer than {spec.world.min} ranks were up within {spec.start_deadline_seconds:g} s"
+        end(turn, Phase.FAILED, message, stop_reason="DeadlineExceeded")

@@ -1,0 +1,53 @@
+"""Obeying the spec, whenever its generation is one that was not acted on yet."""
+
+from dataclasses import replace
+
+from basilica.core.events import Reason
+from basilica.core.phase import Phase, RankPhase
+from basilica.core.spec import Wanted
+from basilica.core.status import Resize
+from basilica.core.steps import ending
+from basilica.core.steps.turn import Turn
+
+
+def obey_spec(turn: Turn) -> None:
+    if turn.spec.generation == turn.status.observed_generation:
+        return
+    first = turn.status.observed_generation == 0
+    turn.status = replace(turn.status, observed_generation=turn.spec.generation)
+    if turn.spec.wanted is not Wanted.RUN:
+        by_user = turn.spec.wanted is Wanted.CANCEL
+        ending.end(turn, Phase.CANCELLED, "cancelled by the user" if by_user else "deleted")
+    elif first:
+        _resize(turn, turn.spec.world.target)
+    else:
+        if turn.spec.world.target != turn.status.world_target:
+            _scale(turn, turn.spec.world.target)
+        if any(r.phase is RankPhase.LOST and r.gang != turn.spec.gang for r in turn.ranks.values()):
+            _revive_lost(turn)
+
+
+def _scale(turn: Turn, target: int) -> None:
+    old = turn.status.world_target
+    if turn.status.closed:
+        turn.say(Reason.SCALE_IGNORED, f"scaling to {target} ignored: a rank has finished already", warning=True)
+        return
+    turn.say(Reason.SCALE_OBSERVED, f"world goes from {old} to {target} ranks")
+    turn.status = replace(turn.status, last_resize=Resize(turn.now, old, target, "scale"))
+    _resize(turn, target)
+
+
+def _resize(turn: Turn, target: int) -> None:
+    failures = tuple(e for e in turn.status.failures if e.rank < target)  # a drained rank is nobody's culprit
+    turn.status = replace(turn.status, world_target=target, failures=failures)
+    for rank in list(turn.ranks.values()):
+        if rank.rank >= target and rank.phase in (RankPhase.WAITING, RankPhase.LOST):
+            turn.ranks[rank.rank] = replace(rank, phase=RankPhase.DROPPED, restart_at=None)
+    _revive_lost(turn)
+
+
+def _revive_lost(turn: Turn) -> None:
+    """Who asks for a size or a fresh gang wants all of it: those that had used up their restarts start afresh."""
+    for rank in turn.wanted():
+        if rank.phase is RankPhase.LOST:
+            turn.ranks[rank.rank] = rank.next_attempt(restarts=0, restart_at=None)

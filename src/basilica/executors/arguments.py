@@ -1,0 +1,63 @@
+"""What callers give to executors, checked in one place: what cannot be meant is told before anything is started."""
+
+import math
+import re
+from collections.abc import Mapping
+
+from basilica.executors.environment import RANK_ENV
+from basilica.executors.protocol import ReplicaHandle
+
+DAY_SECONDS = 86400.0
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_ENTRYPOINT = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*(?::[^\W\d]\w*(?:\.[^\W\d]\w*)*)?")
+
+
+def check_launch(
+    n_replicas: int, entrypoint: object, entrypoint_args: object, timeout: float, *, callables: bool
+) -> None:
+    """`ValueError` for a number, a text or a time that cannot be meant; `TypeError` for a wrong kind of thing."""
+    if isinstance(n_replicas, bool) or not isinstance(n_replicas, int):
+        raise TypeError(f"n_replicas must be a whole number, not {n_replicas!r}")
+    if n_replicas < 1:
+        raise ValueError(f"n_replicas must be at least 1, not {n_replicas}")
+    if not isinstance(timeout, int | float) or isinstance(timeout, bool):
+        raise TypeError(f"timeout must be a number of seconds, not {timeout!r}")
+    if not 0 < timeout < math.inf:
+        raise ValueError(f"timeout must be a positive number of seconds, not {timeout!r}")
+    if not isinstance(entrypoint_args, Mapping):
+        raise TypeError(f"entrypoint_args must be a mapping of keyword arguments, not {type(entrypoint_args).__name__}")
+    for name in entrypoint_args:
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ValueError(f"entrypoint_args: {name!r} is no name of an argument")
+    rank_env = entrypoint_args.get(RANK_ENV)
+    if rank_env is not None and not (isinstance(rank_env, str) and _VARIABLE.fullmatch(rank_env)):
+        raise ValueError(f"{RANK_ENV}={rank_env!r} is no name of a variable")
+    if callable(entrypoint):
+        if not callables:
+            raise ValueError(
+                f"this backend runs {_name(entrypoint)} from an image of its own: "
+                'give "package.module:function" and have the module in the image'
+            )
+    elif not isinstance(entrypoint, str):
+        raise TypeError(f'entrypoint must be "package.module:function" or a module, not {type(entrypoint).__name__}')
+    elif not _ENTRYPOINT.fullmatch(entrypoint):
+        raise ValueError(f'entrypoint {entrypoint!r} is not of the form "package.module:function" or "package.module"')
+
+
+def check_timeout(timeout: float | None) -> float:
+    """How long `collect` waits: a day, unless told."""
+    if timeout is None:
+        return DAY_SECONDS
+    if not timeout >= 0:  # false for NaN too
+        raise ValueError(f"timeout must be a number of seconds, not {timeout!r}")
+    return timeout
+
+
+def check_backend(handle: ReplicaHandle, backend_name: str) -> None:
+    if handle.backend_name != backend_name:
+        raise ValueError(f"a handle of {handle.backend_name!r} was given to the executor {backend_name!r}")
+
+
+def _name(function: object) -> str:
+    return str(getattr(function, "__qualname__", function))
