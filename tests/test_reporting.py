@@ -252,6 +252,21 @@ def test_usual_step_time_is_the_median_and_several_reports_of_a_step_are_one(
     assert points(place)[-1].usual == 2.0
 
 
+def test_what_belongs_to_no_step_says_nothing_of_the_step_time(place: Path) -> None:
+    for _ in range(20):
+        reporting.note(rounds=1.0)
+    assert (points(place)[-1].usual, points(place)[-1].last) == (None, {"rounds": 1.0})
+    for step in range(7):
+        report(step=step, loss=1.0)
+        reporting.note(rounds=float(step))
+    told = points(place)
+    assert [p.step for p in told[-2:]] == [6, 6]  # it stands where the program is
+    assert told[-1].usual is not None
+    assert reporting._here.writer is not None
+    assert len(reporting._here.writer._gaps) == 6
+    reporting.note(junk="no number")  # type: ignore[arg-type]
+
+
 def test_signs_of_life_alone_have_no_usual_time(place: Path) -> None:
     for _ in range(20):
         report()

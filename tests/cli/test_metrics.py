@@ -16,6 +16,7 @@ import pytest
 import basilica
 from basilica.cli import metrics, show
 from basilica.client.views import RankReport, RankStatus, Series, SeriesPoint, Stalled
+from basilica.core.reports import ROUND_NUMBERS
 from tests.cli.test_train_show import HOSTILE, NOW, drawn, run
 from tests.support.server import Server, cli, ended, phase_is, run_request, serving, wait_for
 from tests.support.terminal import at_terminal
@@ -26,6 +27,20 @@ import basilica, os
 rank = int(os.environ["RANK"])
 for step in range(50):
     basilica.report(step=step, loss=1 / (step + 1), rank=rank)
+"""
+
+ROUNDS = """
+import basilica, os
+import numpy as np
+from basilica.diloco import ArrayDiLoCo, ObjectStoreAllReduce
+rank, uri = int(os.environ["RANK"]), "file://" + os.path.join(os.path.dirname(os.path.abspath(__file__)), "bucket")
+with (
+    ObjectStoreAllReduce(uri, rank, 2) as allreduce,
+    ArrayDiLoCo([np.zeros(9, np.float32)], allreduce, sync_every=2) as diloco,
+):
+    while diloco.round < 3:
+        diloco.step()
+        basilica.report(step=diloco.step_count, loss=1.0)
 """
 
 
@@ -104,6 +119,11 @@ def test_the_live_view_shows_steps_and_the_loss_of_each_rank_once_something_is_r
 def test_without_a_loss_another_number_has_the_column() -> None:
     assert show.metric_of([reporting(reward=1.0, a=2.0)]) == "a"
     assert show.metric_of([reporting()]) == "loss"
+    rounds = dict.fromkeys(ROUND_NUMBERS, 1.0)
+    report = RankReport(at=NOW, step=1, step_seconds=0.5, values=rounds)
+    assert show.metric_of([replace(reporting(), report=report)]) == "diloco_round"
+    both = replace(report, values={"reward": 1.0, **rounds})
+    assert show.metric_of([replace(reporting(), report=both)]) == "reward"
     assert show.metric_of(run(1).ranks) is None
 
 
@@ -147,13 +167,18 @@ for step in range(10**6):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """With a run of two ranks that have reported and ended, and one that has reported nothing."""
+    """With a run of two ranks that have reported and ended, one of DiLoCo, and one that has reported nothing."""
     directory = tmp_path_factory.mktemp("metrics")
     (directory / "train.py").write_text(REPORT)
+    (directory / "rounds.py").write_text(ROUNDS)
     with serving(directory / "state") as running:
         size = {"min": 2, "target": 2, "max": 2}
         with running.client() as client:
-            for name, command in (("talks", [sys.executable, str(directory / "train.py")]), ("mute", ["true"])):
+            for name, command in (
+                ("talks", [sys.executable, str(directory / "train.py")]),
+                ("rounds", [sys.executable, str(directory / "rounds.py")]),
+                ("mute", ["true"]),
+            ):
                 body = {"instanceName": name, "command": command, "distributed": {"worldSize": size}}
                 client.post("/deployments", json=body).raise_for_status()
                 wait_for(client, name, ended)
@@ -177,6 +202,16 @@ def test_a_table_for_people(train: Callable[..., Done]) -> None:
         ["1", "loss", "49"],
         ["1", "rank", "49"],
     ]
+
+
+@pytest.mark.slow
+def test_rounds_of_diloco_do_not_fill_the_table(train: Callable[..., Done]) -> None:
+    done = train("metrics", "rounds")
+    assert [line.split()[:3] for line in done.stdout.splitlines()[1:]] == [["0", "loss", "6"], ["1", "loss", "6"]]
+    assert "there are DiLoCo rounds: basilica console rounds shows them" in done.stderr
+    done = train("metrics", "rounds", "--metric", "diloco_round", "--json")
+    for one in json.loads(done.stdout)["series"]:
+        assert [(p["value"], p["count"]) for p in one["points"]] == [(0, 1), (1, 1), (2, 1)]
 
 
 @pytest.mark.slow

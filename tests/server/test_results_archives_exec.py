@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
 import pytest
 
+from basilica.core.errors import RuntimeUnavailable
 from basilica.ports import Exited, Output, Run, StoredArchive
 from basilica.server.middleware import MAX_ARCHIVE
 from tests.support.world import World, a_request, error_of, key_of, story
@@ -210,6 +211,22 @@ async def test_a_command_ends_when_its_reader_goes_away(world: World) -> None:
         async with client.stream("POST", "/deployments/train/exec", json={"rank": 0, "command": ["a"]}) as answer:
             assert await anext(answer.aiter_lines()) == '{"stream":"stdout","text":"here"}'
         await command.ended.wait()
+
+
+@story
+async def test_a_command_that_is_lost_sight_of_says_why_and_has_no_exit_code(world: World) -> None:
+    async def execute(run: Run, rank: int, argv: Sequence[str]) -> AsyncGenerator[Output | Exited, None]:
+        yield Output("stdout", "")
+        yield Output("stdout", "here")
+        raise RuntimeUnavailable("its connection is lost")
+
+    world.runtime.execute = execute  # type: ignore[method-assign]
+    await world.deploy("train", target=1)
+    answer = await world.ann.post("/deployments/train/exec", json={"rank": 0, "command": ["a"]})
+    assert [json.loads(line) for line in answer.text.splitlines()] == [
+        {"stream": "stdout", "text": "here"},
+        {"stream": "stderr", "text": "basilica: its connection is lost\n"},
+    ]
 
 
 @story

@@ -124,7 +124,10 @@ def gc(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be removed.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Remove what no replica needs: rounds and states before the last that was agreed on. Safe while the run goes on.
+    """Remove what no replica needs: rounds and states before the last that was agreed on.
+
+    On a shared disk also what writers that were killed left half written, an hour ago or earlier. Safe while the run
+    goes on.
 
     \b
     Example:

@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from basilica.client.views import Event, RankExit, RankStatus, RunView
+from basilica.core.reports import ROUND_NUMBERS
 from basilica.core.world import WorldStatus
 
 # ---- colours and signs -------------------------------------------------------------------------------------------
@@ -258,7 +259,8 @@ def metric_of(ranks: Iterable[RankStatus]) -> str | None:
     if not reports:
         return None
     names = {name for report in reports for name in report.values}
-    return min(names) if names and "loss" not in names else "loss"
+    shown = names.difference(ROUND_NUMBERS) or names.intersection(ROUND_NUMBERS[:1])
+    return min(shown) if shown and "loss" not in shown else "loss"
 
 
 def rate(step_seconds: float | None) -> str:

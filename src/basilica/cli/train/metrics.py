@@ -35,6 +35,7 @@ def metrics(
     """
     from basilica.cli import metrics as pictures
     from basilica.cli import terminal
+    from basilica.core.reports import ROUND_NUMBERS
 
     training = handle(name)
     points = PICTURE_POINTS if plot is not None or as_json else pictures.CURVE_WIDTH
@@ -45,8 +46,12 @@ def metrics(
         what = "nothing" if metric is None else f"no {metric!r}"
         terminal.say(f"the ranks have reported {what} so far; they do with basilica.report(step=…, loss=…)")
     else:
-        screen = terminal.console(sys.stdout)
-        terminal.show(pictures.table(series, training.ranks, ascii_only=screen.options.ascii_only))
+        asked = [s for s in series if metric is not None or s.metric not in ROUND_NUMBERS]
+        if asked:
+            screen = terminal.console(sys.stdout)
+            terminal.show(pictures.table(asked, training.ranks, ascii_only=screen.options.ascii_only))
+        if len(asked) < len(series):
+            terminal.say(f"there are DiLoCo rounds: basilica console {name} shows them, or --metric {ROUND_NUMBERS[0]}")
     if plot is not None:
         _draw(series, training.friendly_name, plot)
 
