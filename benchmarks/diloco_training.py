@@ -6,8 +6,9 @@ averages every H steps, through the real all-reduce. The loss is that on files t
 training may have a learning rate of its own (`--lr`, `--diloco-lr`): that of one says nothing of the other's.
 
     python -m benchmarks diloco-training
+    python -m benchmarks.diloco_training --sync-every 250 --outer-warmup 0
     python -m benchmarks.diloco_training --device cuda --size large --lr 1e-3 --replicas 4 --sync-every 500 \
-        --steps 8000 --begin 3000
+        --steps 8000 --begin 3000 --outer-warmup 0
 """
 
 import argparse
@@ -36,6 +37,8 @@ HELD_OUT_EVERY = 10
 EVALUATION_BATCHES = 16
 EVALUATION_BATCH = 512
 STEPS, SYNC_EVERY, LR = 4000, 50, 6e-3
+WARMUP = 3.0
+"""The outer warm-up: what is advised for a run that begins at random, as all do here."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ class Setting:
     seed: int
     sync_every: int | None = None
     outer_lr: float = 0.7
+    outer_warmup: float = WARMUP
     wire: str | None = None
     uri: str = ""
     first: int = 0
@@ -219,6 +223,7 @@ def replica(setting: Setting, rank: int) -> tuple[float, int]:
             allreduce,
             setting.sync_every,
             outer_lr=setting.outer_lr,
+            outer_warmup=setting.outer_warmup,
             checkpoint_every=0,
         ) as diloco,
     ):
@@ -305,11 +310,14 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=LR)
     parser.add_argument("--diloco-lr", type=float, help="if it is another one with DiLoCo")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--outer-warmup", type=float, default=WARMUP)
     parser.add_argument("--begin", type=int, default=0, help="synchronous steps before the comparison")
     given = parser.parse_args()
     torch.set_num_threads(1)
     for replicas in given.replicas:
-        setting = Setting(SIZES[given.size], given.device, replicas, given.steps, given.lr, 0)
+        setting = Setting(
+            SIZES[given.size], given.device, replicas, given.steps, given.lr, 0, outer_warmup=given.outer_warmup
+        )
         other = given.diloco_lr or given.lr
         with tempfile.TemporaryDirectory() as directory:
             for figure in compare(

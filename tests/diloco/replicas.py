@@ -62,8 +62,10 @@ def regression(rendezvous_uri: str, rounds: int, sync_every: int = 10, pause: fl
         return network.loss()
 
 
-def in_processes(rendezvous_uri: str, kind: str, steps: int, port: int, member: int) -> list[float]:
-    """One of two processes that make up a replica; the parameters at the end."""
+def in_processes(
+    rendezvous_uri: str, kind: str, steps: int, port: int, member: int, *, norm: bool = False
+) -> list[float]:
+    """One of two processes that make up a replica; its parameters and buffers at the end. `norm`: it has buffers."""
     import torch
     import torch.distributed as dist
 
@@ -72,7 +74,7 @@ def in_processes(rendezvous_uri: str, kind: str, steps: int, port: int, member: 
 
     rank, world = int(os.environ["REPLICA_RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port + rank}", rank=member, world_size=2)
-    network: torch.nn.Module = model()
+    network: torch.nn.Module = torch.nn.Sequential(model(), torch.nn.BatchNorm1d(6)) if norm else model()
     if kind == "ddp":
         network = torch.nn.parallel.DistributedDataParallel(network)
     else:
@@ -88,6 +90,6 @@ def in_processes(rendezvous_uri: str, kind: str, steps: int, port: int, member: 
         diloco.step()
     diloco.close()
     whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in network.parameters()]
-    ends = [float(number) for parameter in whole for number in parameter.detach().reshape(-1)]
+    ends = [float(number) for tensor in [*whole, *network.buffers()] for number in tensor.detach().reshape(-1)]
     dist.destroy_process_group()
     return ends

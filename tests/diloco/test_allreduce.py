@@ -1,5 +1,6 @@
 """The mean over replicas that are threads here: types, forms, weights, names, restarts, elasticity."""
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -228,6 +229,41 @@ def test_a_quorum_goes_on_without_the_straggler_who_reads_the_same_mean_later() 
     assert set(replicas[0].history[-1].outcome.weights) == {0, 1, 2}
 
 
+class PausingStore(MemoryStore):
+    """Tells when somebody has looked, found that not all are there, and waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waited_at = threading.Event()
+
+    def wait_for_change(self, prefix: str, seconds: float) -> None:
+        self.waited_at.set()
+        super().wait_for_change(prefix, seconds)
+
+
+def test_it_is_known_who_was_waited_for() -> None:
+    store = PausingStore()
+    early, late = world(2, store)
+
+    def follow() -> list[Any]:
+        assert store.waited_at.wait(30)
+        return late.allreduce([np.zeros(10)])
+
+    together([partial(early.allreduce, [np.zeros(10)]), follow])
+    assert early.history[-1].outcome.waited_for == 1
+    assert early.history[-1].waited > 0
+    assert late.history[-1].outcome.waited_for is None
+
+
+def test_whoever_does_not_come_was_waited_for() -> None:
+    replicas = world(3, quorum=2, grace=0.05)
+    arrays = [[np.zeros(10)]] * 3
+    reduce_all(replicas[:2], arrays[:2])
+    assert [replica.history[-1].outcome.waited_for for replica in replicas[:2]] == [2, 2]
+    replicas[2].allreduce(arrays[2])
+    assert replicas[2].history[-1].outcome.waited_for is None  # it waited for nobody: the others had waited for it
+
+
 def test_the_world_may_change_between_rounds() -> None:
     store = MemoryStore()
     replicas = world(3, store)
@@ -309,3 +345,14 @@ def test_one_name_is_one_round_at_a_time() -> None:
     other.allreduce([np.zeros(3)])
     first.result(10)
     replica.close()
+
+
+def test_one_all_reduce_is_taken_elsewhere_while_another_runs() -> None:
+    """A replica that catches up must not lose what its own metrics, say, are doing meanwhile."""
+    replicas = world(2)
+    running = replicas[0].submit([np.ones(3)], name="metrics")
+    replicas[0].go_on("model", round=7, chain="c", expected=(0, 1))
+    replicas[1].allreduce([np.ones(3)], name="metrics")
+    running.result(30)
+    stands = replicas[0].state_dict()
+    assert (stands["metrics"]["round"], stands["model"]["round"]) == (1, 7)

@@ -1,6 +1,7 @@
 """DiLoCo computes what it should: as the reference does, and in the cases whose outcome is known beforehand."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,25 @@ def test_the_outer_optimizer_is_torchs_sgd(momentum: float, nesterov: bool) -> N
         velocity = outer.step(ours, gradients, velocity)
     for mine, parameter in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(mine, parameter.detach().numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_warming_up_begins_with_plain_averaging_and_becomes_what_was_asked_for() -> None:
+    outer = OuterSGD(0.7, 0.9, warmup=3.0)
+    assert outer.at(0) == (1.0, 0.0)
+    assert outer.at(3) == pytest.approx((1 - 0.3 * 0.5 / 0.9, 0.5))
+    assert outer.at(27) == outer.at(1000) == pytest.approx((0.7, 0.9))
+    assert OuterSGD(0.7, 0.9).at(0) == (0.7, 0.9)
+    assert OuterSGD(0.5, 0.0, warmup=3.0).at(0) == (0.5, 0.0), "without momentum there is nothing to warm up"
+
+
+def test_the_first_round_of_a_warm_up_is_the_mean_and_later_ones_have_momentum() -> None:
+    settings: dict[str, Any] = {"sync_every": 4, "outer_warmup": 3.0}
+    plain: dict[str, Any] = {"sync_every": 4, "outer_lr": 1.0, "outer_momentum": 0.0, "nesterov": False}
+    for steps, same in ((4, True), (8, False)):
+        warm = gang(2, partial(course, steps=steps, **settings))
+        mean = gang(2, partial(course, steps=steps, **plain))
+        assert warm[0][1] == warm[1][1]
+        assert np.allclose(warm[0][1], mean[0][1], rtol=1e-6, atol=1e-7) is same
 
 
 def test_narrow_parameters_keep_their_outer_state_wide() -> None:

@@ -121,17 +121,16 @@ def _free_ports(count: int) -> int:
     raise AssertionError("no free ports")
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_a_replica_may_be_several_processes(tmp_path: Path, kind: str) -> None:
-    """Two replicas of two processes each: the same as two replicas whose batches are twice as large."""
+def of_two_processes_each(tmp_path: Path, **arguments: Any) -> list[list[float]]:
+    """What the four processes of two replicas end with."""
     port = _free_ports(2)
-    arguments = {"rendezvous_uri": f"file://{tmp_path}/bucket", "kind": kind, "steps": 8, "port": port}
+    given = {"rendezvous_uri": f"file://{tmp_path}/bucket", "steps": 8, "port": port, **arguments}
     processes = [
         start(
             "tests.diloco.replicas:in_processes",
             rank,
             2,
-            {**arguments, "member": member},
+            {**given, "member": member},
             tmp_path / f"{rank}-{member}.json",
         )
         for rank in range(2)
@@ -145,9 +144,22 @@ def test_a_replica_may_be_several_processes(tmp_path: Path, kind: str) -> None:
                 process.kill()
                 process.wait()
     assert codes == [0] * 4, "\n".join(path.read_text() for path in tmp_path.glob("*.log"))
-    ends = [json.loads((tmp_path / f"{rank}-{member}.json").read_text()) for rank in range(2) for member in range(2)]
+    return [json.loads((tmp_path / f"{rank}-{member}.json").read_text()) for rank in range(2) for member in range(2)]
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_a_replica_may_be_several_processes(tmp_path: Path, kind: str) -> None:
+    """Two replicas of two processes each: the same as two replicas whose batches are twice as large."""
+    ends = of_two_processes_each(tmp_path, kind=kind)
     assert ends[0] == ends[1] == ends[2] == ends[3]
     np.testing.assert_allclose(ends[0], _with_large_batches(8), rtol=1e-4, atol=1e-5)
+
+
+def test_the_processes_of_a_replica_have_its_buffers(tmp_path: Path) -> None:
+    ends = of_two_processes_each(tmp_path, kind="ddp", norm=True)
+    assert ends[0] == ends[1] == ends[2] == ends[3]
+    *_, batches = ends[0]
+    assert batches == 8, "the last number is how many batches were seen"
 
 
 def _with_large_batches(steps: int) -> list[float]:

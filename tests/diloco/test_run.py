@@ -1,16 +1,25 @@
 """The bucket is the run: replicas join, stop, are left behind and come back, with nothing but its prefix."""
 
 import io
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from basilica.diloco import ArrayDiLoCo, BarrierTimeout, DiLoCo, ObjectStoreAllReduce, RoundConflict
+from basilica.diloco import ArrayDiLoCo, BarrierTimeout, DiLoCo, ObjectStoreAllReduce, RoundConflict, RoundGone
 from basilica.diloco.bucket import Bucket, State
+from basilica.diloco.effects import Found
+from basilica.diloco.fragments import Options
 from basilica.diloco.outer import Array, Schedule, divide, fingerprint
+from basilica.diloco.replica import FAILED, Replica
 from basilica.diloco.stores import open_store
+from basilica.diloco.stores.memory import MemoryStore
+from basilica.diloco.trainer import ArrayValues
 from tests.diloco.gang import Crossing, fresh_uri, gang
 from tests.diloco.golden.scenarios import flat, inner_step, model, optimizer
 
@@ -99,6 +108,86 @@ def test_without_rank_0_a_run_does_not_begin_and_says_so() -> None:
         ArrayDiLoCo(parameters(), allreduce, sync_every=H)
 
 
+class CountingStore(MemoryStore):
+    """One whose every look costs something, and that cannot tell of changes."""
+
+    looks = 0
+
+    def list(self, prefix: str, after: str = "") -> tuple[Found, ...]:
+        self.looks += 1
+        return super().list(prefix, after)
+
+    def wait_for_change(self, prefix: str, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+def test_waiting_for_rank_0_costs_fewer_and_fewer_requests() -> None:
+    store = CountingStore()
+    with (
+        ObjectStoreAllReduce("memory://", 1, 2, store=store, timeout=2.0) as allreduce,
+        pytest.raises(BarrierTimeout),
+    ):
+        ArrayDiLoCo(parameters(), allreduce, sync_every=H)
+    assert store.looks < 15, "a look every twentieth of a second would be forty"
+
+
+class FakeTeam:
+    """Hears what a leader tells, or tells what a leader would."""
+
+    def __init__(self, *, leads: bool, told: list[int] | None = None) -> None:
+        self.leads, self._told = leads, told
+        self.heard: list[list[int]] = []
+
+    def tell(self, words: Sequence[int]) -> list[int]:
+        self.heard.append(list(words))
+        return list(words) if self._told is None else self._told
+
+    def share(self, arrays: Sequence[Array]) -> None:
+        pass
+
+
+def test_a_leader_that_cannot_join_tells_its_processes_which_would_wait_for_it() -> None:
+    team = FakeTeam(leads=True)
+    with (
+        ObjectStoreAllReduce(fresh_uri(), 1, 2, timeout=0.1) as allreduce,
+        pytest.raises(BarrierTimeout),
+    ):
+        Replica(ArrayValues(parameters()), allreduce, Options(sync_every=H), team=team)
+    assert team.heard == [[FAILED, 0]]
+    with pytest.raises(RuntimeError, match="leader of this replica could not synchronize"):
+        Replica(ArrayValues(parameters()), None, Options(sync_every=H), team=FakeTeam(leads=False, told=[FAILED, 0]))
+
+
+@pytest.mark.parametrize("options", [{}, {"delay": 2}], ids=["at once", "in the background"])
+def test_a_step_that_timed_out_can_be_repeated_and_nothing_is_lost(options: dict[str, Any]) -> None:
+    whole = gang(2, lambda allreduce: ends(allreduce, 4 * H, **options))
+    uri, missed = fresh_uri(), threading.Event()
+
+    def patient(rank: int) -> bytes:
+        arrays, failures = parameters(), 0
+        with (
+            ObjectStoreAllReduce(uri, rank, 2, timeout=1.0) as allreduce,
+            ArrayDiLoCo(arrays, allreduce, H, **options) as diloco,
+        ):
+            while diloco.step_count < 4 * H:
+                at = diloco.step_count
+                inner(arrays, rank, at)
+                while diloco.step_count == at and failures < 60:
+                    try:
+                        diloco.step(samples=2)
+                    except BarrierTimeout:
+                        failures += 1
+                        if failures > 1:
+                            missed.set()
+        return b"".join(array.tobytes() for array in arrays)
+
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(patient, 0)
+        assert missed.wait(30), "rank 0 did not wait in vain"
+        second = threads.submit(patient, 1)
+        assert [first.result(60), second.result(60)] == whole
+
+
 def test_a_run_of_another_model_is_refused() -> None:
     uri = fresh_uri()
     gang(1, lambda allreduce: train(allreduce, H), uri)
@@ -142,6 +231,27 @@ def test_a_replica_that_was_left_behind_catches_up_from_the_bucket() -> None:
     found = gang(3, replica, quorum=2, grace=0.05)
     assert found[0] == found[1] == found[2]
     assert found[0][1] == 10
+
+
+def test_who_is_left_behind_by_a_run_that_keeps_no_states_is_told_so_at_once() -> None:
+    crossing = Crossing(3)
+
+    def replica(allreduce: ObjectStoreAllReduce) -> str:
+        arrays = parameters()
+        diloco = ArrayDiLoCo(arrays, allreduce, sync_every=1, checkpoint_every=0)
+        crossing.wait()
+        if allreduce.rank == 2:
+            crossing.wait()
+            with pytest.raises(RoundGone, match="with checkpoint_every=0 the bucket has no state") as gone:
+                diloco.step()
+            return str(gone.value)
+        for _ in range(6):
+            diloco.step()
+        crossing.wait()
+        diloco.close()
+        return ""
+
+    assert "round 0 of 'fragment-0'" in gang(3, replica, quorum=2, grace=0.05)[2]
 
 
 def test_a_start_is_counted_and_an_end_recorded() -> None:
@@ -211,6 +321,54 @@ def test_a_state_counts_only_if_all_its_pieces_are_there_and_fit() -> None:
     assert bucket.newest("model") is None
 
 
+@pytest.mark.parametrize("writers", [1, 3])
+def test_a_large_state_is_written_in_several_pieces_by_each(writers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("basilica.diloco.bucket.LARGEST_PIECE", 10)
+    bucket = Bucket(open_store(fresh_uri()))
+    for writer in range(writers):
+        assert bucket.newest("model") is None
+        bucket.save(_state(1, 1.0), writer, writers)
+    found = bucket.newest("model")
+    assert found is not None
+    assert found.parameters[0].tolist() == [1.0] * 7
+    assert len(bucket.store.list("run/states/")) == 6
+
+
+class SlowStore(MemoryStore):
+    """Takes its time for one state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.goes_on = threading.Event()
+
+    def put_if_absent(self, key: str, size: int, buffers: Any) -> bool:
+        if "/states/fragment-0/00000001/" in key:
+            assert self.goes_on.wait(30)
+        return super().put_if_absent(key, size, buffers)
+
+
+def test_what_was_agreed_on_does_not_change_while_it_is_written() -> None:
+    """A replica that catches up takes another state; the one that it still writes must stay whole."""
+    store = SlowStore()
+    with ObjectStoreAllReduce("memory://", 0, 1, store=store) as allreduce, ThreadPoolExecutor(1) as threads:
+        arrays = parameters()
+        replica = Replica(ArrayValues(arrays), allreduce, Options(sync_every=1))
+        inner(arrays, 0, 0)
+        replica.step()
+        first = Bucket(store).newest("fragment-0")
+        assert first is not None
+        assert first.round == 0
+        taking = threads.submit(replica._take, replica._fragments[0], first)
+        with pytest.raises(TimeoutError):
+            taking.result(0.2)
+        store.goes_on.set()
+        taking.result(30)
+        written = Bucket(store).newest("fragment-0")
+        assert written is not None
+        assert written.round == 1
+        replica.close()
+
+
 def _all(key: str) -> Any:
     from basilica.diloco.effects import Range
 
@@ -276,6 +434,7 @@ def test_each_fragment_is_given_and_applied_once_in_sync_every_steps() -> None:
         ({"sync_every": 10, "fragments": 2, "delay": 5}, "delay=5 must be less than the 5 steps"),
         ({"sync_every": 10, "outer_lr": 0}, "outer_lr must be more than 0"),
         ({"sync_every": 10, "outer_momentum": 1}, "outer_momentum must be at least 0"),
+        ({"sync_every": 10, "outer_warmup": -1}, "outer_warmup must be 0"),
         ({"sync_every": 10, "mix": 2}, "mix must be from 0 to 1"),
         ({"sync_every": 9, "fragments": 3}, "2 parameters cannot be divided into 3 fragments"),
     ],

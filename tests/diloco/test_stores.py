@@ -14,8 +14,10 @@ import pytest
 
 from basilica.diloco.allreduce import ObjectStoreAllReduce
 from basilica.diloco.effects import Range
+from basilica.diloco.replica_entrypoint import store_result
 from basilica.diloco.stores import ObjectStore, open_store
 from basilica.diloco.stores.file import FileStore
+from basilica.executors.results import read_results
 
 S3_SETTINGS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
 
@@ -180,3 +182,51 @@ os.waitpid(child, 0)
         process.communicate()
         raise
     assert answer in printed
+
+
+def test_files_can_be_read_by_other_users_however_they_were_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replicas of several users meet on one disk: only the umask decides."""
+    store = FileStore(str(tmp_path))
+    put(store, "a/replaced", b"x")
+    create(store, "a/created", b"x")
+    monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY | os.O_EXCL)
+    create(store, "a/drafted", b"x")
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "a").iterdir()}
+    assert len(modes) == 3
+    assert set(modes.values()) == {modes["created"]}
+
+
+@pytest.mark.parametrize("unnamed", [True, False])
+def test_a_directory_that_is_removed_while_an_object_is_written_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unnamed: bool
+) -> None:
+    """Whoever deletes the last object of a directory deletes that too; a late piece of an old state finds it gone."""
+    if not unnamed:
+        monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY | os.O_EXCL)
+    store = FileStore(str(tmp_path))
+    put(store, "a/old", b"x")
+
+    def buffers() -> Iterator[memoryview]:
+        yield memoryview(b"half, ")
+        store.delete(["a/old"])
+        yield memoryview(b"whole")
+
+    assert store.put_if_absent("a/new", 11, buffers())
+    assert read(store, "a/new", 0, 100) == b"half, whole"
+
+
+def test_an_object_that_no_request_can_create_is_refused_with_advice() -> None:
+    with pytest.raises(ValueError, match=r"part-00000 would have 6\.4 GB.* more `fragments`"):
+        open_store("s3://bucket/run").put_if_absent("part-00000", 6 << 30, iter(()))
+
+
+def test_results_are_stored_where_the_replicas_met_also_without_tls(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**S3_SETTINGS, "AWS_ENDPOINT_URL": s3}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AWS_ALLOW_HTTP", raising=False)
+    environment = {"RENDEZVOUS_URI": "s3://bucket/with-results", "REPLICA_JOB": "job"}
+    store_result(environment, 1, {"exit_code": 0, "result": 7})
+    found = read_results(environment["RENDEZVOUS_URI"], "job", [0, 1])
+    assert {rank: stored["result"] for rank, stored in found.items()} == {1: 7}

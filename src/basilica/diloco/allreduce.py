@@ -13,17 +13,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from basilica.diloco.arithmetic import Numbers, Residuals
+from basilica.diloco.background import Background
 from basilica.diloco.documents import Place, Terms
 from basilica.diloco.drive import Driver, Traffic
 from basilica.diloco.housekeeping import announce, remove_round
 from basilica.diloco.rounds import Outcome, Round
 from basilica.diloco.stores import ObjectStore, open_store
-from basilica.diloco.tensors import Row, check_out, empty_like, like, row
+from basilica.diloco.tensors import Row, check_out, empty_like, like, row, state_row
 from basilica.diloco.waiting import Settings
 from basilica.diloco.wire import QUANTIZED, WIRES
 
@@ -106,7 +107,8 @@ class ObjectStoreAllReduce:
         self._wire, self._feedback = wire, error_feedback and wire in QUANTIZED
         self._incarnation, self._retain = incarnation, retain
         self._store = open_store(uri, store_options) if store is None else store
-        self._driver = Driver(self._store)
+        self._background = Background("basilica-allreduce", threads=64)
+        self._driver = Driver(self._store, self._background.stopped)
         self._settings = Settings(
             timeout=timeout,
             quorum=quorum,
@@ -117,7 +119,6 @@ class ObjectStoreAllReduce:
         )
         self._sequences: dict[str, _Sequence] = {}
         self._guard = threading.Lock()
-        self._threads: ThreadPoolExecutor | None = None
         self.history: deque[RoundStats] = deque(maxlen=HISTORY)
 
     def allreduce(
@@ -127,12 +128,15 @@ class ObjectStoreAllReduce:
         *,
         name: str = "default",
         base: str = "",
+        buffers: Sequence[Any] = (),
         out: Sequence[Any] | None = None,
     ) -> list[Any]:
         """The mean of everybody's arrays, weighted; the same bits on every replica.
 
         `base` names the state that the arrays were made from, so that replicas are refused that started from another.
-        `out` receives the mean and saves the time for new memory. After an error the call may be repeated.
+        `buffers` are more arrays, whose results follow those of the others: numbers that describe, such as running
+        statistics. They travel as they are whatever `wire` is; of floats it is the mean, of integers the greatest.
+        `out` receives the results and saves the time for new memory. After an error the call may be repeated.
         """
         if not (math.isfinite(weight) and weight >= 0):
             raise ValueError(f"a weight must be a number of 0 or more, not {weight}")
@@ -140,23 +144,23 @@ class ObjectStoreAllReduce:
         if not sequence.running.acquire(blocking=False):
             raise RuntimeError(f"a round of {name!r} is running already: calls with one name come one after the other")
         try:
-            results = [empty_like(array) for array in arrays] if out is None else list(out)
-            for result, array in zip(results, arrays, strict=True):
+            given = [*arrays, *buffers]
+            results = [empty_like(array) for array in given] if out is None else list(out)
+            for result, array in zip(results, given, strict=True):
                 if out is not None:
                     check_out(result, array)
-            self._play(
-                sequence, [row(a) for a in arrays], [row(r) for r in results], float(weight), name=name, base=base
+            mine, target = (
+                [*map(row, things[: len(arrays)]), *map(state_row, things[len(arrays) :])]
+                for things in (given, results)
             )
-            return [like(result, array) for result, array in zip(results, arrays, strict=True)]
+            self._play(sequence, mine, target, float(weight), name=name, base=base)
+            return [like(result, array) for result, array in zip(results, given, strict=True)]
         finally:
             sequence.running.release()
 
     def submit(self, arrays: Sequence[Any], weight: float = 1.0, **options: Any) -> "Future[list[Any]]":
         """Begin an all-reduce in a thread of its own; the arrays must not change until its result is there."""
-        with self._guard:
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(max_workers=64, thread_name_prefix="basilica-allreduce")
-            return self._threads.submit(self.allreduce, arrays, weight, **options)
+        return self._background.submit(self.allreduce, arrays, weight, **options)
 
     def resize(self, world_size: int) -> None:
         """The world of the next rounds, if all must come: every replica has to say so before the same round."""
@@ -198,17 +202,26 @@ class ObjectStoreAllReduce:
         with self._guard:
             self._sequences = {name: _Sequence.of(fields) for name, fields in state.items()}
 
-    def close(self) -> None:
-        """Wait for what was submitted and let go of the store."""
-        if self._threads is not None:
-            self._threads.shutdown()
-        self._driver.close()
+    def go_on(self, name: str, *, round: int, chain: str, expected: Sequence[int]) -> None:
+        """Take one all-reduce to where another replica left it; rounds of other names may be running."""
+        with self._guard:
+            self._sequences[_checked("name", name)] = _Sequence(round, chain, tuple(expected))
+
+    def close(self, *, wait: bool = True) -> None:
+        """Wait for what was submitted and let go of the store.
+
+        Without `wait` it is left where it stands, as if this process had been killed: the others wait for this rank, or
+        go on without it where there is a quorum, and the rank goes on when it is started again. So a block that fails
+        ends at once.
+        """
+        self._background.close(wait=wait)
+        self._driver.close(wait=wait)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(wait=kind is None)
 
     def _sequence(self, name: str) -> _Sequence:
         with self._guard:

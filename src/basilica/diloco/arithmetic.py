@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from basilica.diloco.flat import Flat
 from basilica.diloco.layout import Chunk, Layout, Segment, lay_out
 from basilica.diloco.records import digest
-from basilica.diloco.wire import BLOCK, QUANTIZED, Codec, codec, storage, value_type, wire_of
+from basilica.diloco.wire import BLOCK, QUANTIZED, Codec, codec, is_state, storage, value_type, wire_of
 
 Array = NDArray[Any]
 Bytes = NDArray[np.uint8]
@@ -124,7 +124,8 @@ class Numbers:
         count = chunk.stop - chunk.start
         place = target.view(chunk.start, chunk.stop) if how.plain and storage(kind) == value_type(kind) else None
         mean = self._sum_of(chunk) if place is None else place
-        _mean(mean, (how.values(np.frombuffer(wire, np.uint8), count) for wire in wires), weights)
+        values = (how.values(np.frombuffer(wire, np.uint8), count) for wire in wires)
+        (_blend if is_state(kind) else _mean)(mean, values, weights)
         if place is not None and place.nbytes == chunk.length:
             return digest(as_bytes(place))
         made = np.zeros(chunk.length, np.uint8)
@@ -199,3 +200,19 @@ def _mean(out: Array, values: Iterator[Array], weights: Sequence[float]) -> None
         else:
             np.multiply(numbers, share, out=out)
             begun = True
+
+
+def _blend(out: Array, values: Iterator[Array], weights: Sequence[float]) -> None:
+    """Of numbers that describe: the weighted mean of floats, the greatest of integers.
+
+    A mean lies between the least and the greatest. Rounding must not move it out of there, so that numbers that are the
+    same everywhere stay exactly as they are.
+    """
+    counted = [np.array(numbers) for numbers, weight in zip(values, weights, strict=True) if weight]
+    greatest = np.maximum.reduce(counted)
+    if out.dtype.kind in "iub":
+        np.copyto(out, greatest)
+        return
+    with np.errstate(invalid="ignore"):  # an infinity of either sign: there is no mean, and NaN says so
+        _mean(out, iter(counted), [weight for weight in weights if weight])
+    np.clip(out, np.minimum.reduce(counted), greatest, out=out)

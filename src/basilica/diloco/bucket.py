@@ -1,13 +1,14 @@
 """The bucket is the run: what it holds beside the rounds, so that the prefix alone is enough to go on from.
 
     <run>/run.json                              what runs: entrypoint, arguments, world, settings; created once
+    <run>/frozen<part>.json                     checksums of the parameters that nobody trains, where there are any
     <run>/members/<rank>-<incarnation>.json     each start of a replica
     <run>/exits/<rank>-<incarnation>.json       how it ended, if it could tell
-    <run>/states/<name>/<round>/<i>-of-<n>      agreed parameters and outer momentum after so many rounds, in n pieces
+    <run>/states/<name>/<round>/<i>-of-<n>      agreed parameters, outer momentum and buffers after so many rounds
     <run>/log/<name>/<round>.json               who was counted, the sample cursor, what it cost, when
 
 `name` is that of an all-reduce, one for each fragment. A state is written in equal pieces by those who were counted;
-each piece holds the fingerprint of the whole. A state that is not complete, or does not fit it, does not count.
+each holds the fingerprint of the whole. A state that is not complete, or does not fit it, does not count.
 """
 
 import json
@@ -24,11 +25,14 @@ from basilica.diloco.documents import ROUND_DIGITS, read_record
 from basilica.diloco.drive import Driver, Traffic
 from basilica.diloco.effects import Found, Range
 from basilica.diloco.errors import RoundError
+from basilica.diloco.fragments import Checksum
 from basilica.diloco.outer import Array, fingerprint
 from basilica.diloco.records import Record, Torn, seal
 from basilica.diloco.stores.port import ObjectStore
 
 STATES_KEPT = 2
+LARGEST_PIECE = 1 << 30
+"""Bytes of a state in one object: a request for more is refused by some stores, and is lost as a whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +65,7 @@ class State:
     parameters: Sequence[Array]
     velocity: Sequence[Array] | None
     digest: str
+    buffers: Sequence[Array] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,15 +121,27 @@ class Bucket:
         told = {"rank": rank, "incarnation": incarnation, "at": time.time(), **outcome}
         self._create_json(f"exits/{rank:05d}-{incarnation:05d}.json", told)
 
+    def frozen(self, part: str, mine: Sequence[Checksum] | None = None) -> list[Checksum] | None:
+        """What is recorded of the parameters that nobody trains; `mine` is recorded if nothing is yet."""
+        if mine:
+            self._create_json(f"frozen{part}.json", {"parameters": [list(checksum) for checksum in mine]})
+        fields = self._read_json(f"frozen{part}.json")
+        return None if fields is None else [Checksum(*checksum) for checksum in fields["parameters"]]
+
     def log(self, entry: LogEntry) -> None:
         self._create_json(f"log/{entry.name}/{entry.round:0{ROUND_DIGITS}d}.json", asdict(entry))
 
     # States.
 
-    def save(self, state: State, piece: int = 0, pieces: int = 1) -> None:
-        """Write one of the pieces of a state. The pieces of all replicas together are the state."""
-        arrays = [np.ascontiguousarray(a) for a in (*state.parameters, *(state.velocity or ()))]
+    def save(self, state: State, writer: int = 0, writers: int = 1) -> None:
+        """Write what is one writer's of a state, in one piece or several. Those of all together are the state."""
+        arrays = [np.ascontiguousarray(a) for a in (*state.parameters, *(state.velocity or ()), *state.buffers)]
         total = sum(a.nbytes for a in arrays)
+        each = max(1, -(-total // (writers * LARGEST_PIECE)))
+        for piece in range(writer * each, (writer + 1) * each):
+            self._save(state, arrays, total, piece, writers * each)
+
+    def _save(self, state: State, arrays: Sequence[Array], total: int, piece: int, pieces: int) -> None:
         start, stop = total * piece // pieces, total * (piece + 1) // pieces
         record, _ = seal(
             {
@@ -136,7 +153,8 @@ class Bucket:
                 "expected": list(state.expected),
                 "samples": state.samples,
                 "digest": state.digest,
-                "arrays": [[a.dtype.name, list(a.shape)] for a in state.parameters],
+                "arrays": _kinds(state.parameters),
+                **({"buffers": _kinds(state.buffers)} if state.buffers else {}),
                 "velocity": None if state.velocity is None else bool(state.velocity),
                 "start": start,
                 "stop": stop,
@@ -213,7 +231,8 @@ class Bucket:
         velocity: list[Array] | None = None if fields["velocity"] is None else []
         if fields["velocity"]:
             velocity, offset = _cut(memory, fields["arrays"], offset)
-        if offset != total or fingerprint(arrays, velocity) != fields["digest"]:
+        buffers, offset = _cut(memory, fields.get("buffers", ()), offset)
+        if offset != total or fingerprint(arrays, velocity, buffers) != fields["digest"]:
             return None
         return State(
             name=fields["name"],
@@ -224,6 +243,7 @@ class Bucket:
             parameters=arrays,
             velocity=velocity,
             digest=fields["digest"],
+            buffers=buffers,
         )
 
     # Small documents.
@@ -241,7 +261,11 @@ class Bucket:
         return self.store.put_if_absent(f"{self.run_id}/{key}", len(data), iter([memoryview(data)]))
 
     def _read_json(self, key: str) -> dict[str, Any] | None:
-        data = self.store.read(Range(f"{self.run_id}/{key}", 0, 1 << 20))
+        size = 1 << 16
+        data = self.store.read(Range(f"{self.run_id}/{key}", 0, size))
+        while data is not None and len(data) == size:  # it may go on
+            size *= 8
+            data = self.store.read(Range(f"{self.run_id}/{key}", 0, size))
         if data is None:
             return None
         try:
@@ -260,6 +284,10 @@ def _span(arrays: Sequence[Array], start: int, stop: int) -> list[memoryview]:
             found.append(memoryview(array.reshape(-1).view(np.uint8)[begin:end]))  # type: ignore[arg-type]
         offset += array.nbytes
     return found
+
+
+def _kinds(arrays: Sequence[Array]) -> list[Any]:
+    return [[array.dtype.name, list(array.shape)] for array in arrays]
 
 
 def _cut(memory: Array, kinds: Sequence[Any], offset: int) -> tuple[list[Array], int]:

@@ -1,11 +1,12 @@
 """Runs the protocol against a real store: the only code of a round that does anything. It counts what it does."""
 
-import os
+import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TypeVar, assert_never
 
+from basilica.diloco.background import Background, check
 from basilica.diloco.effects import Begin, Create, Delete, Effect, Finish, Flow, List, Now, Pause, Put, Range
 from basilica.diloco.stores.port import ObjectStore
 
@@ -26,18 +27,22 @@ class Traffic:
 
 
 class Driver:
-    """Answers a flow's effects from a store; reads run in threads where the store gains by that."""
+    """Answers a flow's effects from a store; reads run in threads where the store gains by that.
 
-    def __init__(self, store: ObjectStore) -> None:
+    Once `stopped` is set, a flow gets no further answer: it ends with `CancelledError`.
+    """
+
+    def __init__(self, store: ObjectStore, stopped: threading.Event | None = None) -> None:
         self._store = store
-        self._threads: ThreadPoolExecutor | None = None
-        self._pid = 0
+        self._readers = Background("basilica-diloco", store.parallel)
+        self._stopped = stopped or threading.Event()
 
     def run(self, flow: Flow[T], traffic: Traffic) -> T:
         """To the end; the calling thread waits."""
         answer: object = None
         try:
             while True:
+                check(self._stopped)
                 answer = self._do(flow.send(answer), traffic)
         except StopIteration as done:
             result: T = done.value
@@ -45,10 +50,8 @@ class Driver:
         finally:
             flow.close()
 
-    def close(self) -> None:
-        if self._threads is not None and self._pid == os.getpid():
-            self._threads.shutdown()
-        self._threads = None
+    def close(self, *, wait: bool = True) -> None:
+        self._readers.close(wait=wait)
 
     def _do(self, effect: Effect, traffic: Traffic) -> object:
         store = self._store
@@ -84,10 +87,7 @@ class Driver:
     def _begin(self, ranges: tuple[Range, ...]) -> "list[Range] | list[Future[memoryview | None]]":
         if self._store.parallel == 1:
             return list(ranges)
-        if self._threads is None or self._pid != os.getpid():
-            self._threads = ThreadPoolExecutor(self._store.parallel, thread_name_prefix="basilica-diloco")
-            self._pid = os.getpid()
-        return [self._threads.submit(self._store.read, range) for range in ranges]
+        return [self._readers.submit(self._store.read, range) for range in ranges]
 
     def _finish(self, ticket: "list[Range] | list[Future[memoryview | None]]", traffic: Traffic) -> Answers:
         answers: Answers = []

@@ -34,8 +34,9 @@ class BarrierTimeout(RoundError, TimeoutError):
         Exception.__init__(self, where, tuple(missing), waited)
         self.where, self.missing, self.waited = where, tuple(missing), waited
         ranks = ", ".join(str(rank) for rank in self.missing)
+        who = f"{'rank' if len(self.missing) == 1 else 'ranks'} {ranks}" if self.missing else "the others"
         self.problem = (
-            f"no word from {'rank' if len(self.missing) == 1 else 'ranks'} {ranks} within {waited:g} s; "
+            f"no word from {who} within {waited:g} s; "
             "start them again with the state they had and repeat the call, or use a quorum"
         )
 

@@ -1,17 +1,24 @@
-"""What a replica is made of: the model's parameters, its processes, its fragments, and its options."""
+"""What a replica is made of: the model's parameters and buffers, its processes, its fragments, and its options."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from basilica.diloco.outer import Array, OuterSGD, Schedule, fingerprint
 
 
+class Checksum(NamedTuple):
+    """Of a parameter that is not trained."""
+
+    name: str
+    digest: str
+
+
 class Values(Protocol):
-    """The parameters of a model, by number, as this process holds them."""
+    """The trained parameters of a model, by number, and its buffers, as this process holds them."""
 
     @property
     def sizes(self) -> Sequence[int]: ...
@@ -24,6 +31,16 @@ class Values(Protocol):
 
     def seen(self, index: int, agreed: Array) -> Array:
         """These numbers as the model has them: rounded to its own type. Not to be changed."""
+        ...
+
+    def buffers(self) -> list[Array]:
+        """Copies of all buffers, floats in float32 or wider."""
+        ...
+
+    def write_buffers(self, values: Sequence[Array]) -> None: ...
+
+    def frozen(self) -> list[Checksum]:
+        """Of the parameters that are not trained, in their order."""
         ...
 
 
@@ -60,16 +77,21 @@ class Given:
     deltas: list[Array]
     weight: float
     before: Mapping[str, Any] | None
+    buffers: list[Array] = field(default_factory=list)
     means: "Future[list[Array]] | None" = None
 
 
 @dataclass(slots=True)
 class Fragment:
-    """A run of parameters that is synchronized together, and what was agreed on for it."""
+    """A run of parameters that is synchronized together, and what was agreed on for it.
+
+    The last one has the model's buffers too, whatever modules they belong to.
+    """
 
     name: str
     indexes: range
     agreed: list[Array]
+    buffers: list[Array] = field(default_factory=list)
     velocity: list[Array] | None = None
     round: int = 0
     samples: float = 0.0
@@ -78,11 +100,21 @@ class Fragment:
     """What this replica had seen when it last gave a part."""
     given: Given | None = None
 
-    def take(self, parameters: Sequence[Array], velocity: Sequence[Array] | None) -> None:
-        for mine, theirs in zip(self.agreed, parameters, strict=True):
+    def take(
+        self, parameters: Sequence[Array], velocity: Sequence[Array] | None, buffers: Sequence[Array] = ()
+    ) -> None:
+        for mine, theirs in zip([*self.agreed, *self.buffers], [*parameters, *buffers], strict=True):
             np.copyto(mine, theirs)
         self.velocity = None if velocity is None else [np.array(v) for v in velocity]
-        self.digest = fingerprint(self.agreed, self.velocity)
+        self.prove()
+
+    def prove(self) -> None:
+        """Make the fingerprint of what was agreed on."""
+        self.digest = fingerprint(self.agreed, self.velocity, self.buffers)
+
+    def shared(self) -> list[Array]:
+        """The memory of all that was agreed on. Buffers as bytes: not every backend can send every type."""
+        return [*self.agreed, *(buffer.reshape(-1).view(np.uint8) for buffer in self.buffers)]
 
 
 @dataclass(slots=True, kw_only=True)

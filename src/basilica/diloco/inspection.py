@@ -3,17 +3,20 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from basilica.diloco.bucket import Bucket, RunRecord
 from basilica.diloco.documents import ROUND_DIGITS
 from basilica.diloco.effects import Found, Range
-from basilica.diloco.stores.port import ObjectStore
+from basilica.diloco.stores.port import LeavesDrafts, ObjectStore
 
 RUN_FILE = "run.json"
 ROUNDS_IN_USE = 3
 """Of a run that goes on, so many finished rounds may still be read by a replica that is late."""
+DRAFT_SECONDS = 3600.0
+"""A draft that nobody has written to for so long is given up, unless its writer is seen to live."""
 KINDS = ("rounds", "states", "log", "members", "exits", "joins")
 
 
@@ -132,7 +135,8 @@ class Garbage:
 
 
 def garbage(bucket: Bucket, *, unfinished: bool = False) -> Garbage:
-    """What lies before the newest complete states; with `unfinished` also what was begun after them, and not agreed on.
+    """What lies before the newest complete states, and drafts whose writers were killed; with `unfinished` also what
+    was begun after those states, and not agreed on.
 
     Manifests of finished rounds stay: they are small, and while one stands its round cannot be decided a second time.
     `unfinished` is for a run in which nothing runs any more: its next replicas begin the round anew, in whatever world.
@@ -143,7 +147,20 @@ def garbage(bucket: Bucket, *, unfinished: bool = False) -> Garbage:
         for found in bucket.store.list(f"{bucket.run_id}/")
         if _is_garbage(found.key.removeprefix(f"{bucket.run_id}/").split("/"), done, unfinished=unfinished)
     ]
+    wanted += leftovers(bucket)
     return Garbage(tuple(found.key for found in wanted), sum(found.size for found in wanted))
+
+
+def leftovers(bucket: Bucket) -> tuple[Found, ...]:
+    """What writers that were killed have left half written; only some stores have such things."""
+    store = bucket.store
+    return store.leftovers(f"{bucket.run_id}/", DRAFT_SECONDS) if isinstance(store, LeavesDrafts) else ()
+
+
+def sweep(bucket: Bucket) -> None:
+    """Remove those. What cannot be removed, somebody else's perhaps, does no harm."""
+    with suppress(OSError):
+        bucket.store.delete([found.key for found in leftovers(bucket)])
 
 
 def _is_garbage(path: Sequence[str], done: Mapping[str, int], *, unfinished: bool) -> bool:

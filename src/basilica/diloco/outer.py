@@ -4,6 +4,7 @@ Every operation is a correctly rounded one on the processor, so replicas that ap
 the same bits, whatever machine or accelerator they train on.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,34 +20,53 @@ BLOCK = 1 << 15
 
 @dataclass(frozen=True, slots=True)
 class OuterSGD:
-    """SGD with momentum as `torch.optim.SGD` defines it: no dampening, and the first gradient is the first velocity."""
+    """SGD with momentum as `torch.optim.SGD` defines it: no dampening, and the first gradient is the first velocity.
+
+    With `warmup` the first rounds are plain averaging (a rate of 1, no momentum): from a random start early
+    pseudo-gradients say little of later ones. The momentum of round r is then at most r / (r + warmup), and the rate
+    changes with it.
+    """
 
     lr: float = 0.7
     momentum: float = 0.9
     nesterov: bool = True
+    warmup: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.lr > 0:
             raise ValueError(f"outer_lr must be more than 0, not {self.lr}")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"outer_momentum must be at least 0 and less than 1, not {self.momentum}")
+        if not 0 <= self.warmup < math.inf:
+            raise ValueError(f"outer_warmup must be 0 (none) or more, not {self.warmup}")
+
+    def at(self, round: int) -> tuple[float, float]:
+        """The rate and the momentum of a round."""
+        if not (self.warmup and self.momentum):
+            return self.lr, self.momentum
+        momentum = min(self.momentum, round / (round + self.warmup))
+        return 1 - (1 - self.lr) * momentum / self.momentum, momentum
 
     def step(
-        self, parameters: Sequence[Array], gradients: Sequence[Array], velocity: list[Array] | None
+        self, parameters: Sequence[Array], gradients: Sequence[Array], velocity: list[Array] | None, round: int = 0
     ) -> list[Array]:
         """Move the parameters in place; the velocity for the next step, which is also changed in place."""
         first = velocity is None
+        rate, momentum = self.at(round)
         if velocity is None:
             velocity = [np.zeros_like(p) for p in parameters] if self.momentum else []
         for index, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
             speed = velocity[index].reshape(-1) if self.momentum else None
             rows = parameter.reshape(-1), gradient.reshape(-1)
             for part in _blocks(parameter.size):
-                self._step(rows[0][part], rows[1][part], None if speed is None else speed[part], first=first)
+                kept = None if speed is None else speed[part]
+                self._step(rows[0][part], rows[1][part], kept, rate, momentum, first=first)
         return velocity
 
-    def _step(self, parameter: Array, gradient: Array, speed: Array | None, *, first: bool) -> None:
-        lr, momentum = parameter.dtype.type(self.lr), parameter.dtype.type(self.momentum)
+    def _step(
+        self, parameter: Array, gradient: Array, speed: Array | None, rate: float, momentum: float, *, first: bool
+    ) -> None:
+        lr, momentum = parameter.dtype.type(rate), parameter.dtype.type(momentum)
         if speed is None:
             parameter -= lr * gradient
             return
@@ -71,10 +91,10 @@ def mixed(agreed: Array, local: Array, share: float) -> Array:
     return local
 
 
-def fingerprint(parameters: Sequence[Array], velocity: Sequence[Array] | None) -> str:
-    """Equal only if every bit of both is."""
+def fingerprint(parameters: Sequence[Array], velocity: Sequence[Array] | None, buffers: Sequence[Array] = ()) -> str:
+    """Equal only if every bit of all is."""
     state = xxhash.xxh3_128()
-    for array in (*parameters, *(velocity or ())):
+    for array in (*parameters, *(velocity or ()), *buffers):
         state.update(memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)))  # type: ignore[arg-type]
     return state.hexdigest()
 

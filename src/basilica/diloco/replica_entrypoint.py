@@ -159,14 +159,10 @@ def local_path(uri: str) -> Path | None:
 
 
 def object_store(uri: str) -> Any:
-    """The object store of a URI."""
-    try:
-        from obstore.store import from_url  # noqa: PLC0415  only where results are kept in one
-    except ImportError:
-        raise RuntimeError(
-            f"{uri}: to keep results in an object store, install the extra: pip install 'basilica[diloco]'"
-        ) from None
-    return from_url(uri)
+    """The object store of a URI, opened as replicas open it."""
+    from basilica.diloco.stores.cloud import open_cloud  # noqa: PLC0415  only where results are kept in one
+
+    return open_cloud(uri, {})
 
 
 def store_result(environment: Mapping[str, str], rank: int, outcome: Mapping[str, Any]) -> None:

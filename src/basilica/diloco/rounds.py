@@ -59,6 +59,8 @@ class Outcome:
     chain: str
     """Stands for this outcome and all before it: equal only if every bit of them is."""
     waited: float
+    waited_for: int | None = None
+    """A rank that did not come, else the one that came last while this replica waited; None where nobody is known."""
 
 
 class Round:
@@ -74,6 +76,8 @@ class Round:
         self._parts: dict[int, Part] = {}
         self._torn: dict[int, str] = {}
         self._arrivals: list[float] = []
+        self._latest: int | None = None
+        """Whose part came last while this replica waited for parts."""
         self._damaged: dict[int, int] = {}
         """Ranks whose part was found damaged, and how often it must have been written again to be believed."""
 
@@ -187,12 +191,15 @@ class Round:
         key = self.place.manifest(attempt)
         began = yield Now()
         self.patience.reset()
-        self._parts, self._torn, self._arrivals = {}, {}, []
+        self._parts, self._torn, self._arrivals, self._latest = {}, {}, [], None
         while True:
             listing = yield from self._look()
             if key in listing:
                 return (yield from self._read_manifest(listing[key]))
+            known = set(self._parts)
             fields = yield from self._meet(listing)
+            if known:
+                self._latest = next((rank for rank in self._parts if rank not in known), self._latest)
             if fields is None:
                 fields = self._decide(attempt, lost, began, (yield Now()))
             if fields is None:
@@ -290,7 +297,14 @@ class Round:
             following=manifest.following,
             chain=chain,
             waited=self.patience.waited,
+            waited_for=None if member is None else self._waited_for(manifest),
         )
+
+    def _waited_for(self, manifest: Manifest) -> int | None:
+        """By what was seen before the manifest stood; whoever was there at the first look was not waited for."""
+        absent = [rank for rank in self.terms.expected if rank not in manifest.members]
+        unmet = sorted(manifest.members.keys() - self._parts.keys()) if self._parts else []
+        return next(iter([*absent, *unmet]), self._latest)
 
 
 def _parsed(key: str, record: Record) -> Manifest | Failure:

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from basilica.diloco.wire import state_kind
+
 Array = NDArray[Any]
 INTEGERS = ("bool", "uint8", "int8", "int16", "int32", "int64")
 
@@ -33,6 +35,15 @@ def row(thing: Any) -> Row:
         )
     kind = array.dtype.newbyteorder("=").name
     return Row(kind, array.astype(kind, copy=False).reshape(-1))
+
+
+def state_row(thing: Any) -> Row:
+    """The same for numbers that describe: see `wire`. A complex number is two floats."""
+    kind, numbers = row(thing)
+    if kind.startswith("complex"):
+        kind = f"float{4 * numbers.itemsize}"
+        numbers = numbers.view(kind)
+    return Row(state_kind(kind), numbers)
 
 
 def _tensor_row(tensor: Any) -> Row:

@@ -14,17 +14,18 @@ and computed there, so that all replicas get the same bits whatever accelerator 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed
+import xxhash
 from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
 from basilica.diloco.allreduce import ObjectStoreAllReduce
-from basilica.diloco.fragments import Options, Team
+from basilica.diloco.fragments import Checksum, Options, Team
 from basilica.diloco.outer import Array, OuterSGD
 from basilica.diloco.replica import Replica
 from basilica.diloco.trainer import Face
@@ -33,6 +34,7 @@ from basilica.diloco.trainer import Face
 class DiLoCo(Face):
     """`sync_every` (H) inner steps, then a mean over all replicas and an outer step; see the module for the loop.
 
+    `outer_warmup`: begin with plain averaging; after so many rounds the outer momentum has come to a half. 0: at once.
     `fragments`: synchronize the model in so many parts, one after the other, evenly over the `sync_every` steps.
     `delay`: inner steps between giving a part and applying the result; the round runs meanwhile. 0 waits for it.
     `mix`: how much of what this replica learned during the delay is kept when the result is applied.
@@ -40,8 +42,9 @@ class DiLoCo(Face):
     `group`: the processes of this replica, where there are several (DDP, FSDP). With DDP the first of them talks to the
     store, and `allreduce` is None in the others. With FSDP each synchronizes its own shard.
 
-    Making one joins the run: the parameters become those of rank 0, or the last that were agreed on if it has begun
-    already; `step_count` says where it stands.
+    Making one joins the run: parameters and buffers become those of rank 0, or the last that were agreed on if it has
+    begun already; `step_count` says where it stands. Parameters that are not trained must be equal from the start.
+    Buffers are agreed on with the last fragment: the mean of floats, the greatest of integers.
     """
 
     def __init__(
@@ -54,20 +57,19 @@ class DiLoCo(Face):
         outer_lr: float = 0.7,
         outer_momentum: float = 0.9,
         nesterov: bool = True,
+        outer_warmup: float = 0.0,
         fragments: int = 1,
         delay: int = 0,
         mix: float = 0.0,
         checkpoint_every: int = 1,
         group: ProcessGroup | None = None,
     ) -> None:
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        if not parameters:
-            raise ValueError("the model has no parameter that requires a gradient")
-        sharded = any(isinstance(parameter, DTensor) for parameter in parameters)
+        values = TensorValues(model)
+        sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters() if parameter.requires_grad)
         member = torch.distributed.get_rank(group) if group is not None else 0
         options = Options(
             sync_every=sync_every,
-            outer=OuterSGD(outer_lr, outer_momentum, nesterov),
+            outer=OuterSGD(outer_lr, outer_momentum, nesterov, outer_warmup),
             fragments=fragments,
             delay=delay,
             mix=mix,
@@ -76,7 +78,7 @@ class DiLoCo(Face):
         )
         team: Team | None = None if group is None or sharded else ProcessTeam(group)
         self._inner = inner_optimizer
-        self._replica = Replica(TensorValues(parameters), allreduce, options, team=team)
+        self._replica = Replica(values, allreduce, options, team=team)
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint, beside the model's: inner optimizer, outer optimizer, round, step, and the all-reduce's."""
@@ -88,22 +90,42 @@ class DiLoCo(Face):
         Where the bucket has gone further meanwhile it counts: then only the inner optimizer's state is taken.
         """
         self._inner.load_state_dict(state["inner"])
-        self._replica.load_state_dict(_each(state["outer"], torch.Tensor, lambda tensor: tensor.numpy()))
+        self._replica.load_state_dict(_each(state["outer"], torch.Tensor, lambda tensor: tensor.cpu().numpy()))
+
+
+class Buffer(NamedTuple):
+    """One that a checkpoint holds. By its name: models put new tensors in the place of old ones."""
+
+    path: str
+    module: nn.Module
+    name: str
+    shape: torch.Size
+    dtype: torch.dtype
+
+    def tensor(self) -> torch.Tensor:
+        """The numbers of it that are here; a complex number is two floats."""
+        found = self.module.get_buffer(self.name)
+        if (found.shape, found.dtype) != (self.shape, self.dtype):
+            raise ValueError(
+                f"buffer {self.path!r} was {self.dtype} of shape {tuple(self.shape)} and is {found.dtype} of "
+                f"{tuple(found.shape)} now; one that changes cannot be agreed on: register it with persistent=False"
+            )
+        return torch.view_as_real(_local(found)) if found.is_complex() else _local(found)
 
 
 class TensorValues:
-    """The parameters of a module; of one that is sharded, those that are here."""
+    """The parameters and buffers of a module; of one that is sharded, those that are here."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self._parameters = list(parameters)
-        self.sizes = [_local(parameter).nbytes for parameter in parameters]
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if not self._parameters:
+            raise ValueError("the model has no parameter that requires a gradient")
+        self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
+        self._buffers = _buffers_of(model)
+        self.sizes = [_local(parameter).nbytes for parameter in self._parameters]
 
     def read(self, index: int) -> Array:
-        tensor = _local(self._parameters[index])
-        wide = torch.float32 if tensor.dtype.itemsize < 4 else tensor.dtype
-        copy = torch.empty(tensor.shape, dtype=wide, device="cpu")
-        array: Array = copy.copy_(tensor).numpy()
-        return array
+        return _copy(_local(self._parameters[index]))
 
     def write(self, index: int, value: Array) -> None:
         _local(self._parameters[index]).copy_(torch.from_numpy(value))
@@ -115,6 +137,16 @@ class TensorValues:
             return agreed
         rounded: Array = given.to(own).to(given.dtype).numpy()
         return rounded
+
+    def buffers(self) -> list[Array]:
+        return [_copy(buffer.tensor()) for buffer in self._buffers]
+
+    def write_buffers(self, values: Sequence[Array]) -> None:
+        for buffer, value in zip(self._buffers, values, strict=True):
+            buffer.tensor().copy_(torch.from_numpy(value))
+
+    def frozen(self) -> list[Checksum]:
+        return [Checksum(name, _digest(_local(parameter))) for name, parameter in self._frozen]
 
 
 class ProcessTeam:
@@ -145,6 +177,31 @@ def _local(parameter: torch.Tensor) -> torch.Tensor:
     """The numbers of a parameter that are in this process, detached: writing to them changes the parameter."""
     tensor = parameter.detach()
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _copy(tensor: torch.Tensor) -> Array:
+    """In this machine's memory, floats in float32 or wider."""
+    narrow = tensor.is_floating_point() and tensor.dtype.itemsize < 4
+    copy = torch.empty(tensor.shape, dtype=torch.float32 if narrow else tensor.dtype, device="cpu")
+    array: Array = copy.copy_(tensor).numpy()
+    return array
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    """Equal only if every bit is."""
+    numbers = tensor.contiguous().reshape(-1).view(torch.uint8).cpu().numpy()
+    return xxhash.xxh3_128_hexdigest(numbers)  # type: ignore[arg-type]  # their stubs hide that arrays are buffers
+
+
+def _buffers_of(model: nn.Module) -> list[Buffer]:
+    """Those that are part of the model's state; the others are made anew by each replica, such as masks."""
+    found: dict[int, Buffer] = {}
+    for prefix, module in model.named_modules():
+        for name, tensor in module.named_buffers(recurse=False):
+            if name not in getattr(module, "_non_persistent_buffers_set", ()):  # a scripted module has none
+                path = f"{prefix}.{name}" if prefix else name
+                found.setdefault(id(tensor), Buffer(path, module, name, tensor.shape, tensor.dtype))
+    return list(found.values())
 
 
 def _tensor(array: Array) -> torch.Tensor:

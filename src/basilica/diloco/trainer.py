@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 
 from basilica.diloco.allreduce import ObjectStoreAllReduce
-from basilica.diloco.fragments import Options
+from basilica.diloco.fragments import Checksum, Options
 from basilica.diloco.outer import Array, OuterSGD
 from basilica.diloco.replica import Replica
 
@@ -39,9 +39,21 @@ class ArrayValues:
         own = self._arrays[index].dtype
         return agreed if agreed.dtype == own else agreed.astype(own).astype(agreed.dtype)
 
+    def buffers(self) -> list[Array]:
+        return []
+
+    def write_buffers(self, values: Sequence[Array]) -> None:
+        pass
+
+    def frozen(self) -> list[Checksum]:
+        return []
+
 
 class Face:
-    """What both faces of DiLoCo, NumPy's and torch's, have in common. Leaving the block records how it ended."""
+    """What both faces of DiLoCo, NumPy's and torch's, have in common.
+
+    Leaving the block records how it ended. It waits until all is in the bucket, unless it fails: then it ends at once.
+    """
 
     _replica: Replica
 
@@ -69,7 +81,7 @@ class Face:
         """To be called after each inner step; True if the parameters were synchronized in it.
 
         `samples`: how many samples the step has seen. They are this replica's weight in the mean; without them all
-        steps count the same.
+        steps count the same. After an error of the round, such as `BarrierTimeout`, the call can be repeated.
         """
         return self._replica.step(samples)
 
@@ -85,11 +97,14 @@ class Face:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if kind is None:
+        if error is None:
             self.close()
             return
-        ended = "failed" if issubclass(kind, Exception) else "stopped"
-        self._replica.close(outcome=ended, error=f"{kind.__name__}: {error}"[:1000])
+        ended = "failed" if isinstance(error, Exception) else "stopped"
+        try:
+            self._replica.close(wait=False, outcome=ended, error=f"{type(error).__name__}: {error}"[:1000])
+        except Exception as trouble:  # noqa: BLE001  what ended the block is what counts
+            error.add_note(f"Beside that, not all could be written to the bucket: {trouble}")
 
 
 class ArrayDiLoCo(Face):
@@ -104,6 +119,7 @@ class ArrayDiLoCo(Face):
         outer_lr: float = 0.7,
         outer_momentum: float = 0.9,
         nesterov: bool = True,
+        outer_warmup: float = 0.0,
         fragments: int = 1,
         delay: int = 0,
         mix: float = 0.0,
@@ -111,7 +127,7 @@ class ArrayDiLoCo(Face):
     ) -> None:
         options = Options(
             sync_every=sync_every,
-            outer=OuterSGD(outer_lr, outer_momentum, nesterov),
+            outer=OuterSGD(outer_lr, outer_momentum, nesterov, outer_warmup),
             fragments=fragments,
             delay=delay,
             mix=mix,

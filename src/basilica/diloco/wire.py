@@ -3,6 +3,9 @@
 A *kind* names the type of numbers as they are kept ("float32", "bfloat16", "int64" …), a *wire* the form in which they
 travel. Sums are made in the kind's *value* type: float32 for floats of up to 32 bits, float64 for wider ones and for
 integers, complex for complex. bfloat16 is unknown to NumPy: it is kept as uint16.
+
+A kind that ends in " state" is of numbers that describe rather than move, such as the running statistics of a network:
+they always travel as they are, and integers among them are compared, not added.
 """
 
 from functools import cache
@@ -23,20 +26,33 @@ BLOCK = 4096
 _FLOAT_BITS = {"float16": 16, "bfloat16": 16, "float32": 32, "float64": 64}
 _NARROW = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _EXACT_INTEGERS = 1 << 53
+_STATE = " state"
+
+
+def state_kind(kind: str) -> str:
+    return kind + _STATE
+
+
+def is_state(kind: str) -> bool:
+    return kind.endswith(_STATE)
+
+
+def _type(kind: str) -> str:
+    return kind.removesuffix(_STATE)
 
 
 def storage(kind: str) -> np.dtype[Any]:
     """How NumPy keeps numbers of this kind."""
-    return np.dtype(np.uint16 if kind == "bfloat16" else kind)
+    return np.dtype(np.uint16 if _type(kind) == "bfloat16" else _type(kind))
 
 
 @cache
 def value_type(kind: str) -> np.dtype[Any]:
     """What sums of this kind are made in."""
     dtype = storage(kind)
-    if kind in _FLOAT_BITS:
-        return np.dtype(np.float64 if kind == "float64" else np.float32)
-    if dtype.kind == "c":
+    if _type(kind) in _FLOAT_BITS:
+        return np.dtype(np.float64 if dtype.itemsize == 8 else np.float32)
+    if dtype.kind == "c" or is_state(kind):
         return dtype
     return np.dtype(np.float64)
 
@@ -90,7 +106,8 @@ class PlainCodec:
 
     def encode(self, kept: Array, out: Array, residual: Array | None) -> None:
         if self.plain:
-            _check_exact(kept)
+            if not is_state(self._kind):
+                _check_exact(kept)
             out.view(self._storage)[: len(kept)] = kept
         else:
             _from_values(_to_values(kept, self._kind), self._wire, out.view(self._storage)[: len(kept)])
@@ -157,7 +174,7 @@ def codec(kind: str, wire: str) -> Codec:
 
 
 def _to_values(numbers: Array, kind: str) -> Array:
-    if kind == "bfloat16":
+    if _type(kind) == "bfloat16":
         widened: Array = np.left_shift(numbers.astype(np.uint32), 16).view(np.float32)
         return widened
     return numbers.astype(value_type(kind), copy=False)
@@ -165,11 +182,13 @@ def _to_values(numbers: Array, kind: str) -> Array:
 
 def _from_values(values: Array, kind: str, out: Array) -> None:
     """Round to the nearest number of the kind, ties to even."""
-    if kind == "bfloat16":
+    if _type(kind) == "bfloat16":
         bits = values.astype(np.float32).view(np.uint32)
         rounded = (bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))) >> 16
         rounded[np.isnan(values)] = 0x7FC0  # rounding must not turn a NaN into an infinity
         np.copyto(out, rounded, casting="unsafe")
+    elif values.dtype == out.dtype:
+        np.copyto(out, values)
     elif out.dtype.kind in "iub":
         np.copyto(out, np.rint(values), casting="unsafe")
     else:

@@ -3,10 +3,13 @@
 import os
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from basilica.diloco.effects import Found, Range
+
+LARGEST_CREATED = 5000 << 20
+"""S3 and Azure take no more in a single request, and only a single one can be on condition that nothing is there."""
 
 _used_by: set[int] = set()
 """The process that uses obstore. Its threads are not there in a child, which would wait for them for ever."""
@@ -32,19 +35,8 @@ class CloudStore:
         with self._opening:
             if self._opened is None:
                 _used_by.add(os.getpid())
-                self._opened = self._open()
+                self._opened = open_cloud(self._uri, self._options)
         return self._opened
-
-    def _open(self) -> Any:
-        try:
-            from obstore.store import from_url  # noqa: PLC0415
-        except ImportError as error:
-            raise RuntimeError(f"{self._uri} needs obstore: pip install 'basilica[diloco]'") from error
-        options = dict(self._options)
-        endpoint = options.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL") or ""
-        if endpoint.startswith("http://"):
-            options["client_options"] = {"allow_http": True, **options.get("client_options", {})}
-        return from_url(self._uri, **options)
 
     def put(self, key: str, size: int, buffers: Iterable[memoryview]) -> None:
         import obstore  # noqa: PLC0415
@@ -54,6 +46,11 @@ class CloudStore:
     def put_if_absent(self, key: str, size: int, buffers: Iterable[memoryview]) -> bool:
         import obstore  # noqa: PLC0415
 
+        if size > LARGEST_CREATED:
+            raise ValueError(
+                f"{key} would have {size / 1e9:.1f} GB, and one request creates at most {LARGEST_CREATED / 1e9:.1f}; "
+                "give DiLoCo more `fragments`, or the all-reduce a smaller `wire`"
+            )
         try:
             obstore.put(self._store(), key, _joined(size, buffers), mode="create", use_multipart=False)
         except (obstore.exceptions.AlreadyExistsError, obstore.exceptions.PreconditionError, FileExistsError):
@@ -103,6 +100,18 @@ class CloudStore:
 
     def wait_for_change(self, prefix: str, seconds: float) -> None:
         time.sleep(seconds)
+
+
+def open_cloud(uri: str, options: Mapping[str, Any]) -> Any:
+    """obstore's own store behind a URI. An endpoint without TLS, as of a server in the same network, is believed."""
+    try:
+        from obstore.store import from_url  # noqa: PLC0415
+    except ImportError as error:
+        raise RuntimeError(f"{uri} needs obstore: pip install 'basilica[diloco]'") from error
+    endpoint = options.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL") or ""
+    if endpoint.startswith("http://"):
+        options = {**options, "client_options": {"allow_http": True, **options.get("client_options", {})}}
+    return from_url(uri, **options)
 
 
 def _joined(size: int, buffers: Iterable[memoryview]) -> bytearray:

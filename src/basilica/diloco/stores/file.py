@@ -3,17 +3,23 @@
 A file is written without a name and then linked to its own, which succeeds for exactly one of several writers; so it is
 there whole or not at all. Nothing is forced to disk: after a power cut a file may be torn, and its checksums tell.
 Readers read straight into the memory where the numbers belong.
+
+Where files without a name are not to be had, and where one replaces another, it is written under a name that no listing
+shows. A writer that is killed leaves such a draft behind; it holds a lock on it as long as it lives.
 """
 
 import errno
+import fcntl
 import os
-import tempfile
+import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from basilica.diloco.effects import Found, Range
 
+DRAFT = ".basilica-draft-"
+_MODE = 0o644
 _NO_UNNAMED_FILES = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)
 
 
@@ -28,9 +34,9 @@ class FileStore:
 
     def put(self, key: str, size: int, buffers: Iterable[memoryview]) -> None:
         path = self._path(key)
-        with self._named(path) as (fd, temporary):
+        with self._drafted(path) as (fd, draft):
             _write(fd, buffers)
-            os.replace(temporary, path)
+            os.replace(draft, path)
 
     def put_if_absent(self, key: str, size: int, buffers: Iterable[memoryview]) -> bool:
         path = self._path(key)
@@ -38,13 +44,13 @@ class FileStore:
             return False
         os.makedirs(os.path.dirname(path), exist_ok=True)
         try:
-            fd = os.open(os.path.dirname(path), os.O_TMPFILE | os.O_WRONLY, 0o644)
+            fd = os.open(os.path.dirname(path), os.O_TMPFILE | os.O_WRONLY, _MODE)
         except OSError as error:
             if error.errno not in _NO_UNNAMED_FILES:
                 raise
-            with self._named(path) as (fd, temporary):
+            with self._drafted(path) as (fd, draft):
                 _write(fd, buffers)
-                return _link(temporary, path)
+                return _link(draft, path)
         try:
             _write(fd, buffers)
             # With a directory (which an absolute path ignores) the link is followed to the unnamed file itself.
@@ -88,18 +94,31 @@ class FileStore:
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}"
 
+    def leftovers(self, prefix: str, older_than: float) -> tuple[Found, ...]:
+        """Drafts below a directory that nobody has written to for so many seconds, and whose writer is dead."""
+        found = []
+        for directory, _, names in os.walk(self._path(prefix)):
+            for name in names:
+                path = f"{directory.rstrip('/')}/{name}"
+                if name.startswith(DRAFT) and (size := _abandoned(path, older_than)) is not None:
+                    found.append(Found(path.removeprefix(f"{self._root}/"), size))
+        return tuple(sorted(found, key=lambda f: f.key))
+
     @contextmanager
-    def _named(self, path: str) -> Iterator[tuple[int, str]]:
-        """A new file beside `path` under a name that no listing shows."""
+    def _drafted(self, path: str) -> Iterator[tuple[int, str]]:
+        """A new file beside `path`."""
         directory = os.path.dirname(path)
+        draft = f"{directory}/{DRAFT}{secrets.token_hex(8)}"
         os.makedirs(directory, exist_ok=True)
-        fd, temporary = tempfile.mkstemp(prefix=".", dir=directory)
+        fd = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, _MODE)
         try:
-            yield fd, temporary
+            with suppress(OSError):  # a file system without locks: then its age alone tells whether it is in use
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield fd, draft
         finally:
             os.close(fd)
             with suppress(FileNotFoundError):
-                os.unlink(temporary)
+                os.unlink(draft)
 
     def _files(self, directory: str, after: str) -> Iterator[Found]:
         try:
@@ -127,8 +146,35 @@ def _write(fd: int, buffers: Iterable[memoryview]) -> None:
 
 
 def _link(source: str, path: str, directory: int | None = None) -> bool:
+    while True:
+        try:
+            os.link(source, path, src_dir_fd=directory, follow_symlinks=True)
+        except FileExistsError:
+            return False
+        except FileNotFoundError:
+            # Whoever removed the last object of the directory removed it too, while we wrote a file without a name.
+            if directory is None or os.path.isdir(os.path.dirname(path)):
+                raise
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        else:
+            return True
+
+
+def _abandoned(path: str, older_than: float) -> int | None:
+    """The size of a draft that is nobody's; None for one that is, or is gone."""
     try:
-        os.link(source, path, src_dir_fd=directory, follow_symlinks=True)
-    except FileExistsError:
-        return False
-    return True
+        fd = os.open(path, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        status = os.fstat(fd)
+        if time.time() - status.st_mtime < older_than:
+            return None
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return None
+    except OSError:
+        pass  # a file system without locks
+    finally:
+        os.close(fd)
+    return status.st_size

@@ -1,7 +1,7 @@
 """What a round needs of an object store."""
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from basilica.diloco.effects import Found, Range
 
@@ -42,4 +42,13 @@ class ObjectStore(Protocol):
 
     def wait_for_change(self, prefix: str, seconds: float) -> None:
         """Let time pass; return sooner if something changed under the prefix and this store can tell."""
+        ...
+
+
+@runtime_checkable
+class LeavesDrafts(Protocol):
+    """A store in which a writer that is killed may leave something that no listing shows."""
+
+    def leftovers(self, prefix: str, older_than: float) -> tuple[Found, ...]:
+        """What was left below a prefix, not written to for so many seconds; `delete` takes its keys."""
         ...
