@@ -120,6 +120,10 @@ class Installed:
         until(there, f"{name} is {' or '.join(phases)}")
         return seen
 
+    def delete_pods(self, instance: str, role: str) -> None:
+        which = f"basilica.dev/instance={instance},basilica.dev/role={role}"
+        kubectl("--namespace", self.namespace, "delete", "pod", "--selector", which, "--wait=false")
+
     def leftovers(self, instance: str) -> list[str]:
         """All that a run has on the cluster and is still there."""
         kinds = "pods,jobs,services,deployments,networkpolicies,serviceaccounts,secrets,configmaps"

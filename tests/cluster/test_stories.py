@@ -2,11 +2,13 @@
 
 import json
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from basilica import WorldSize
+from basilica.executors import EKSExecutor
 from tests.cluster.installed import CONTROL, Installed, kubectl, operators_killed, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -19,6 +21,16 @@ print("rank", os.environ["RANK"], "begins")
 time.sleep(1)
 hoard = bytearray(400 << 20) if os.environ["RANK"] == "1" else b""
 time.sleep(600)
+"""
+REPORTS = """
+import os, time
+import basilica
+print(open("words.txt").read())
+for step in range(5):
+    basilica.report(step=step, loss=1 / (step + 1))
+while not os.path.exists("go"):
+    time.sleep(0.1)
+print("done")
 """
 FAILS = """
 import os, sys, time
@@ -114,6 +126,62 @@ def test_what_a_function_returns_comes_back(here: Installed) -> None:
         )
         assert run.results(timeout=120) == {0: 40, 1: 41}
         run.delete()
+
+
+def test_a_directory_is_shipped_a_command_runs_beside_a_rank_and_reports_stay(here: Installed, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(REPORTS)
+    (tmp_path / "words.txt").write_text("from the directory")
+    with here.client() as client:
+        run = client.deploy_distributed(
+            "shipped",
+            command=["python3", "-u", "train.py"],
+            workdir=tmp_path,
+            image=here.plain_image,
+            world_size=WorldSize(2, 2, 2),
+            **SMALL,
+        )
+        told: list[tuple[str, str] | int] = list(run.execute(["sh", "-c", "echo $RANK; cat words.txt; exit 4"], rank=1))
+        assert (
+            "".join(text for text in (each[1] for each in told if not isinstance(each, int))) == "1\nfrom the directory"
+        )
+        assert told[-1] == 4
+        list(run.execute(["touch", "go"], rank=0)), list(run.execute(["touch", "go"], rank=1))
+        run.join(timeout=120)
+        assert (run.phase, run.logs(rank=0).splitlines()) == ("succeeded", ["from the directory", "done"])
+        [loss] = run.series("loss", rank=1)
+        assert [point.step for point in loss.points] == list(range(5))
+        run.delete()
+
+
+def test_pods_that_others_delete_come_back_and_cost_no_restart(here: Installed) -> None:
+    with here.client() as client:
+        run = client.deploy_distributed("deleted", command=STAY, world_size=WorldSize(2, 2, 3), **SMALL)
+        run.wait_until_target_world()
+        before = {each.pod_name for each in run.refresh().ranks}
+        here.delete_pods(run.name, "worker")
+        until(lambda: not before & {each.pod_name for each in run.refresh().ranks}, "they have other pods")
+        run.wait_until_target_world()
+        here.delete_pods(run.name, "rendezvous")
+        run.scale(3)
+        assert run.wait_until_target_world().ready == 3
+        assert [each.restarts for each in run.refresh().ranks] == [0, 0, 0]
+        run.delete()
+
+
+def test_the_executor_for_clusters(here: Installed) -> None:
+    # Namespaces of users are held to the restricted standard, which an image of one's own need not meet.
+    executor = EKSExecutor(here.image, namespace="default", cpu_request="100m", memory_request="128Mi")
+    for entrypoint, config, status in (
+        ("platform:node", {}, "succeeded"),
+        ("os:listdir", {"path": "/not/there"}, "failed"),
+    ):
+        handles = executor.launch_replicas(3, entrypoint, config, timeout=120)
+        results = executor.collect(handles)
+        assert [result["status"] for result in results] == [status] * 3, results
+        if status == "failed":
+            assert "/not/there" in str([result["error"] for result in results])
+        for handle in handles:
+            executor.cancel(handle)
 
 
 def test_a_network_probe_runs_beside_the_ranks(here: Installed) -> None:
