@@ -1,6 +1,5 @@
 """From pods to ends: each kind of evidence, alone."""
 
-import asyncio
 import json
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,6 @@ from basilica.core.world import WorldSize
 from basilica.rendezvous.orders import AttemptRecord, Order, load_record
 from basilica.runtimes.kubernetes.mesh import see_mesh
 from basilica.runtimes.kubernetes.parse import Gang, NodeFacts, PodFacts, container_end, pod_facts
-from basilica.runtimes.kubernetes.wakes import Wakes
 
 NOW = 1000.0
 ORDER = {0: Order(attempt=0, run=True, world=1)}
@@ -181,19 +179,3 @@ def test_what_is_wrong_between_two_ranks_is_wrong_between_their_nodes() -> None:
 def test_nobody_is_let_go_before_as_many_as_are_needed_have_a_node() -> None:
     placed = [on("a", 0), on("", 1), replace(on("b", 2), deleting=True)]
     assert see_mesh(placed, WorldSize(2, 3, 3), lambda _: (), 30.0) is None
-
-
-def test_wake_ups_of_a_large_gang_are_gathered_and_the_last_is_not_lost() -> None:
-    async def story() -> None:
-        woken: list[str] = []
-        wakes = Wakes(woken.append, lambda instance: 1000)
-        for _ in range(50):
-            wakes.changed("train")
-        assert woken == ["train"]
-        async with asyncio.timeout(10):
-            while len(woken) < 2:
-                await asyncio.sleep(0.01)
-        wakes.close()
-        assert woken == ["train", "train"]
-
-    asyncio.run(story())

@@ -4,7 +4,7 @@ import asyncio
 import base64
 import binascii
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from basilica.core.errors import RuntimeUnavailable
@@ -27,6 +27,7 @@ from basilica.rendezvous.orders import (
     records_in,
 )
 from basilica.rendezvous.pairs import parse_report
+from basilica.runtimes.kubernetes.wakes import Tally
 
 NOT_STARTED = "Cancelled"
 
@@ -68,6 +69,18 @@ class RunKeys:
     @property
     def orders(self) -> Mapping[int, Order]:
         return {**self._orders, **self._pending}
+
+    def tally(self, marks: Sequence[int]) -> Tally:
+        """How the attempts stand that are ordered."""
+        found = [self.records.get((rank, order.attempt)) for rank, order in self.orders.items()]
+        ends = [record.ended for record in found if record is not None and record.ended is not None]
+        return Tally(
+            answers=self._mirror.fresh,
+            up=sum(record is not None and record.started_at is not None and record.ended is None for record in found),
+            ended=len(ends),
+            failed=sum(end.exit_code != 0 and not end.stopped for end in ends),
+            marks=marks,
+        )
 
     def seen(self) -> SeenRendezvous:
         return SeenRendezvous(endpoint=self.endpoint, says=announced(self._mirror.values) if self.known else None)

@@ -29,7 +29,7 @@ from basilica.runtimes.kubernetes.mesh import see_mesh
 from basilica.runtimes.kubernetes.parse import Gang, PodFacts
 from basilica.runtimes.kubernetes.reports import SeriesReader, parse_reports, parse_series, series_to_keep
 from basilica.runtimes.kubernetes.tidying import Patience, Tidying
-from basilica.runtimes.kubernetes.wakes import Wakes
+from basilica.runtimes.kubernetes.wakes import Tally, Wakes
 
 log = logging.getLogger(__name__)
 
@@ -62,13 +62,13 @@ class KubernetesRuntime:
         self._readers: dict[str, set[asyncio.Event]] = {}
         self._wakes: Wakes | None = None
         self._alarms: dict[str, asyncio.TimerHandle] = {}
-        self._driven: set[str] = set()  # runs that a controller looks at here
+        self._driven: dict[str, tuple[int, int]] = {}  # runs that a controller looks at here: their min and target
         self._tasks: set[asyncio.Task[object]] = set()
 
     # ------------------------------------------------------------------------------------------------ begin and end
 
     async def start(self, wake: Callable[[str], None]) -> None:
-        self._wakes = Wakes(wake, lambda instance: len(self._cluster.pods(instance)))
+        self._wakes = Wakes(wake, self._tally)
         await self._cluster.start()
 
     async def close(self) -> None:
@@ -92,6 +92,10 @@ class KubernetesRuntime:
         if self._wakes is not None:
             self._wakes.changed(instance)
 
+    def _tally(self, instance: str) -> Tally:
+        keys = self._keys.get(instance)
+        return Tally() if keys is None else keys.tally(self._driven.get(instance, ()))
+
     def _spawn(self, instance: str, work: Coroutine[Any, Any, object]) -> None:
         """Do something in the background; what cannot be done now is asked for again by the next look."""
 
@@ -110,7 +114,7 @@ class KubernetesRuntime:
 
     async def observe(self, run: Run) -> Sighting:
         self._check()
-        self._driven.add(run.instance)
+        self._driven[run.instance] = (run.spec.world.min, run.spec.world.target)
         keys = await self._keys_of(run)
         gang = self._gang(run, keys)
         if keys is not None and not keys.known and any(_is_unaccounted(pod, keys) for pod in gang.pods):
@@ -266,7 +270,7 @@ class KubernetesRuntime:
             await keys.close()
         await self._cluster.remove(run)
         self._buried.pop(run.instance, None)
-        self._driven.discard(run.instance)
+        self._driven.pop(run.instance, None)
         self._tidying.forget(run.instance)
         self._keeping.forget(run.instance)
         if self._wakes is not None:

@@ -1,38 +1,78 @@
-"""Wake-ups, gathered: a look at a large gang takes time, and each of its pods changes several times."""
+"""Wake-ups, gathered: each pod of a gang changes several times while it starts, and each turn may write the status.
+
+What changes after a quiet while is told at once. While changes keep coming, the pauses between wake-ups grow with the
+time that has passed since the first: so a look is behind by a fifth of that at most, and how many there are depends on
+how long it takes and not on how many ranks there are. What turns the run is told at once all the same.
+"""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-PAUSE_FOR_EACH_S = 0.0002  # a rank makes a look about a tenth of this longer
-LONGEST_PAUSE_S = 0.25
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 3.0
+SHARE = 0.2
+QUIET_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How a gang stands, by numbers. `marks`: how many ranks up make a difference."""
+
+    answers: bool = False  # the run's rendezvous does
+    up: int = 0
+    ended: int = 0
+    failed: int = 0
+    marks: Sequence[int] = ()
+
+    def turned_since(self, before: "Tally") -> bool:
+        """Whether something happened in between that should not wait."""
+        return (
+            (self.answers and not before.answers)
+            or (self.failed > 0 and before.failed == 0)
+            or any(before.up < mark <= self.up or before.ended < mark <= self.ended for mark in self.marks)
+        )
+
+
+@dataclass(slots=True)
+class _Burst:
+    began: float
+    next_at: float
+    told: Tally
 
 
 class Wakes:
-    """Calls `wake` at once, and then again only after a pause that fits the size of the run."""
+    """Calls `wake`; `tally` says how a run stands."""
 
-    def __init__(self, wake: Callable[[str], None], size: Callable[[str], int]) -> None:
-        self._wake, self._size = wake, size
-        self._next_at: dict[str, float] = {}
+    def __init__(self, wake: Callable[[str], None], tally: Callable[[str], Tally]) -> None:
+        self._wake, self._tally = wake, tally
+        self._bursts: dict[str, _Burst] = {}
         self._later: dict[str, asyncio.TimerHandle] = {}
 
     def changed(self, instance: str) -> None:
-        if instance in self._later:
-            return
         loop = asyncio.get_running_loop()
-        due = self._next_at.get(instance, 0.0)
-        if due <= loop.time():
+        now, burst = loop.time(), self._bursts.get(instance)
+        if burst is None or now >= burst.next_at + QUIET_S:
+            self._bursts[instance] = _Burst(now, now, Tally())
             self._ring(instance)
-        else:
-            self._later[instance] = loop.call_at(due, self._ring, instance)
+        elif now >= burst.next_at or self._tally(instance).turned_since(burst.told):
+            self._ring(instance)
+        elif instance not in self._later:
+            self._later[instance] = loop.call_at(burst.next_at, self._ring, instance)
 
     def _ring(self, instance: str) -> None:
-        self._later.pop(instance, None)
-        pause = min(LONGEST_PAUSE_S, PAUSE_FOR_EACH_S * self._size(instance))
-        self._next_at[instance] = asyncio.get_running_loop().time() + pause
+        timer = self._later.pop(instance, None)
+        if timer is not None:
+            timer.cancel()
+        now, burst = asyncio.get_running_loop().time(), self._bursts[instance]
+        burst.next_at = now + min(LONGEST_PAUSE_S, max(SHORTEST_PAUSE_S, (now - burst.began) * SHARE))
+        burst.told = self._tally(instance)
         self._wake(instance)
 
     def forget(self, instance: str) -> None:
-        self._next_at.pop(instance, None)
+        self._bursts.pop(instance, None)
+        timer = self._later.pop(instance, None)
+        if timer is not None:
+            timer.cancel()
 
     def close(self) -> None:
         for timer in self._later.values():
