@@ -29,7 +29,11 @@ SILENCE_S = 150.0  # a watch gets a bookmark each minute: one that says nothing 
 PAGE = 500
 _UNWELL = frozenset({500, 502, 503, 504})
 _ONLY_METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-_PATCHES = {"merge": "application/merge-patch+json", "apply": "application/apply-patch+yaml"}
+_PATCHES = {
+    "merge": "application/merge-patch+json",
+    "apply": "application/apply-patch+yaml",
+    "strategic": "application/strategic-merge-patch+json",
+}
 
 
 class ApiError(Exception):
@@ -136,6 +140,18 @@ class KubeApi:
         """Change these fields. With a `metadata.resourceVersion` in the body: only if it is still that, else 409."""
         versioned = "resourceVersion" in (body.get("metadata") or {})
         return await self._call("PATCH", path, body, media=_PATCHES["merge"], idempotent=not versioned)
+
+    async def remove_finalizer(self, path: str, uid: str, finalizer: str) -> None:
+        """Take it off an object of one of Kubernetes' own kinds, whatever others do to it meanwhile.
+
+        An object that is gone, or is another one by now, has it no more.
+        """
+        body = {"metadata": {"uid": uid, "$deleteFromPrimitiveList/finalizers": [finalizer]}}
+        try:
+            await self._call("PATCH", path, body, media=_PATCHES["strategic"], idempotent=True)
+        except ApiError as error:
+            if error.status not in (404, 409):
+                raise
 
     async def replace(self, path: str, body: Json) -> Json:
         return await self._call("PUT", path, body)

@@ -263,7 +263,7 @@ class Cluster:
         """Let a pod go that we held for its exit."""
         path = f"/api/v1/namespaces/{namespace}/pods/{pod.name}"
         with refusals(f"cannot let go of {pod.name}"):
-            await release_pod(self._api, path, pod.uid, self._pods.get(namespace, pod.name))
+            await self._api.remove_finalizer(path, pod.uid, POD_FINALIZER)
 
     async def remove(self, run: Run) -> None:
         """Everything of the run; pods go with their Job."""
@@ -272,24 +272,6 @@ class Cluster:
         with refusals(f"cannot remove what is kept of {run.instance}"):
             await asyncio.gather(*(self._api.delete(path) for path in paths))
         self._gone.pop(run.instance, None)
-
-
-async def release_pod(api: KubeApi, path: str, uid: str, known: Json | None = None) -> None:
-    """Take our finalizer off, whatever others do to the list meanwhile. `known`: the pod as it was last seen."""
-    while True:
-        try:
-            pod, known = known or await api.get(path), None
-            left = [name for name in pod["metadata"].get("finalizers") or () if name != POD_FINALIZER]
-            if pod["metadata"]["uid"] != uid or left == (pod["metadata"].get("finalizers") or []):
-                return
-            version = pod["metadata"]["resourceVersion"]
-            await api.merge_patch(path, {"metadata": {"finalizers": left, "resourceVersion": version}})
-            return
-        except ApiError as error:
-            if error.status == 404:
-                return
-            if error.status != 409:
-                raise
 
 
 def is_finished(job: Json) -> bool:
