@@ -94,17 +94,17 @@ class RunKeys:
                 reports[key.removeprefix(f"{PAIRS}/")] = report
         return failing_pairs(hosts, reports)
 
-    def results(self) -> dict[int, bytes]:
-        return {rank: value for rank, text in self._by_rank(RESULTS) if (value := _decoded(text)) is not None}
+    async def results(self) -> dict[int, bytes]:
+        """Read anew: of an end that a container told of, the copy may not know yet, nor of the result before it."""
+        try:
+            found = await self._keys.get(RESULTS, recursive=True)
+        except NoAnswer as error:
+            raise RuntimeUnavailable(f"the rendezvous of {self._instance} does not answer: {error}") from error
+        texts = _by_rank(found.leaves(), RESULTS)
+        return {rank: value for rank, text in texts if (value := _decoded(text)) is not None}
 
     def reports(self) -> dict[int, str]:
-        return dict(self._by_rank(REPORTS))
-
-    def _by_rank(self, root: str) -> Iterable[tuple[int, str]]:
-        for key, value in self._mirror.values.items():
-            rank = key.removeprefix(f"{root}/")
-            if key.startswith(f"{root}/") and rank.isdecimal():
-                yield int(rank), value
+        return dict(_by_rank(self._mirror.values, REPORTS))
 
     def _take_in(self, key: str | None) -> None:
         values = self._mirror.values
@@ -195,6 +195,13 @@ class RunKeys:
             order = Order(attempt=known.attempt if known is not None else 0, run=False, leave=True)
             self._pending.pop(rank, None)
             await self._do(must(self._keys.put(order_key(rank), order.dump())))
+
+
+def _by_rank(values: Mapping[str, str], root: str) -> Iterable[tuple[int, str]]:
+    for key, value in values.items():
+        rank = key.removeprefix(f"{root}/")
+        if key.startswith(f"{root}/") and rank.isdecimal():
+            yield int(rank), value
 
 
 def _decoded(text: str) -> bytes | None:

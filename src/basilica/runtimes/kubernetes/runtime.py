@@ -1,6 +1,7 @@
 """The Kubernetes runtime: ranks as pods of an Indexed Job, driven through their run's keyspace."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
@@ -241,7 +242,7 @@ class KubernetesRuntime:
         if keys is not None and 0.0 < keys.silent_for < self._patience.keyspace_seconds:
             raise RuntimeUnavailable(f"the rendezvous of {run.instance} does not answer, and has what is to be kept")
         if keys is not None and keys.silent_for == 0.0:
-            await self._keeping.keep(run, keys.results(), await self._told(run, keys))
+            await self._keeping.keep(run, await keys.results(), await self._told(run, keys))
             living = {pod.rank for pod in self._cluster.pods(run.instance) if not pod.over}
             await keys.dismiss(sorted(living))
             await self._until_gone(run)
@@ -378,7 +379,8 @@ class KubernetesRuntime:
     async def results(self, run: Run) -> dict[int, bytes]:
         keys = await self._keys_to_read(run)
         if keys is not None:
-            return keys.results()
+            with contextlib.suppress(RuntimeUnavailable):  # it may end just now
+                return await keys.results()
         return (await self._kept(run)).results(run.instance)
 
     # -------------------------------------------------------------------------------------------------------- bench
