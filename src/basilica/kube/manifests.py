@@ -45,7 +45,7 @@ def _operator_rules() -> list[Json]:
         _rule(GROUP, [f"{PLURAL}/status"], ("patch",)),
         _rule("", ["configmaps"], ("get", "list", *WRITE)),  # what deleted runs used, and directories that were sent
         _rule("", ["secrets"], ("get", *WRITE)),  # variables and results of runs
-        _rule("", ["events"], ("create", "patch")),
+        _rule("", ["events"], ("create", "list", "patch")),  # listed: why a Job gets no pods
         _rule("", ["pods"], (*READ, "patch", "delete")),
         _rule("", ["services"], (*READ, *WRITE)),
         _rule("", ["serviceaccounts"], ("get", *WRITE)),

@@ -52,6 +52,7 @@ class Cluster:
         self._facts: dict[str, dict[str, PodFacts]] = {}  # by instance, then uid
         self._probes: dict[str, dict[str, PodFacts]] = {}
         self._gone: dict[str, set[str]] = {}
+        self._complaints: dict[str, str] = {}
         self._unseen: dict[str, float] = {}  # uids that a record names and no look has shown, since when
         self._held: set[str] = set()  # uids of deleted pods that are let go of after a while, whatever happens
         self._tasks: set[asyncio.Task[None]] = set()
@@ -93,6 +94,10 @@ class Cluster:
             elif uid in gone or now - self._unseen.setdefault(uid, now) >= FORGET_UID_AFTER_S:
                 found.add(uid)
         return found
+
+    def complaint(self, instance: str) -> str:
+        """What Kubernetes last had against pods of the run, as far as somebody asked."""
+        return self._complaints.get(instance, "")
 
     def job(self, run: Run) -> Json | None:
         return self._jobs.get(run.namespace, run.instance)
@@ -253,6 +258,17 @@ class Cluster:
         with refusals(f"cannot end the bench probe of {run.instance}"):
             await self._api.delete(self.objects(run).paths()["bench"])
 
+    async def ask_for_complaints(self, run: Run) -> None:
+        """Why the Job gets no pods: a quota, a policy. Only events tell, and those are too many to be watched."""
+        about = f"involvedObject.kind=Job,involvedObject.name={run.instance},reason=FailedCreate"
+        with refusals(f"cannot read what was said of the Job of {run.instance}"):
+            found, _ = await self._api.list(f"/api/v1/namespaces/{run.namespace}/events", field_selector=about)
+        last = max(found, key=lambda event: event.get("lastTimestamp") or "", default=None)
+        self._complaints[run.instance] = "" if last is None else _complaint(str(last.get("message", "")))
+
+    def forget_complaints(self, instance: str) -> None:
+        self._complaints.pop(instance, None)
+
     async def end_rendezvous(self, run: Run) -> None:
         paths = self.objects(run).paths()
         with refusals(f"cannot end the rendezvous of {run.instance}"):
@@ -277,6 +293,11 @@ class Cluster:
 def is_finished(job: Json) -> bool:
     conditions = (job.get("status") or {}).get("conditions") or ()
     return any(each["type"] in ("Complete", "Failed") and each["status"] == "True" for each in conditions)
+
+
+def _complaint(message: str) -> str:
+    """Without the name of the pod, which is another one each time."""
+    return message.removeprefix("Error creating: ").partition(" is forbidden: ")[2] or message
 
 
 def _size(job: Json) -> int:

@@ -149,9 +149,16 @@ class KubernetesRuntime:
             nodes=self._cluster.nodes,
             gone=self._cluster.gone(run.instance, named),
             gpus=run.spec.resources.gpus.count,
-            waiting_for="a pod" if self._queue is None else f"a pod: it is in queue {self._queue}",
+            waiting_for=self._waiting_for(run),
             lost_after=self._node_seconds,
         )
+
+    def _waiting_for(self, run: Run) -> str:
+        """What ranks wait for that have no pod."""
+        if self._queue is not None:
+            return f"a pod: it is in queue {self._queue}"
+        complaint = self._cluster.complaint(run.instance)
+        return f"a pod, which Kubernetes refuses: {complaint}" if complaint else "a pod"
 
     async def _keys_of(self, run: Run) -> RunKeys | None:
         """The keyspace of the run, if it has one; that of another address is not its own any more."""

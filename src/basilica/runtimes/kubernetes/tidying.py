@@ -18,6 +18,7 @@ from basilica.runtimes.kubernetes.parse import Gang, PodFacts
 
 GANG_RELEASED = "GangReleased"
 LEAVE_WITHIN_S = 30.0
+PODS_WITHIN_S, ASK_EVERY_S = 3.0, 30.0
 Spawn = Callable[[str, Coroutine[Any, Any, object]], None]
 
 
@@ -41,6 +42,7 @@ class Tidying:
         self._resume_at: dict[str, float] = {}
         self._shrink_since: dict[str, float] = {}
         self._homeless_since: dict[str, float] = {}
+        self._ask_at: dict[str, float] = {}  # when to ask why a Job gets no pods
         self._warnings: dict[str, tuple[tuple[str, str], ...]] = {}
 
     def warnings(self, instance: str) -> tuple[tuple[str, str], ...]:
@@ -48,8 +50,9 @@ class Tidying:
 
     def forget(self, instance: str) -> None:
         self._warnings.pop(instance, None)
-        for moments in (self._resume_at, self._shrink_since, self._homeless_since):
+        for moments in (self._resume_at, self._shrink_since, self._homeless_since, self._ask_at):
             moments.pop(instance, None)
+        self._cluster.forget_complaints(instance)
 
     def tidy(self, run: Run, gang: Gang, ranks: Sequence[SeenRank], keys: RunKeys | None, now: float) -> float | None:
         """Begin what is due, unless something of this run is under way; when to look again, if nothing changes."""
@@ -61,6 +64,7 @@ class Tidying:
         dues = [self._resume_at.get(run.instance)]
         if run.instance in self._homeless_since:
             dues.append(self._homeless_since[run.instance] + self._patience.placement_seconds)
+        dues.append(self._ask_at.get(run.instance))
         if run.instance in self._shrink_since:
             dues.append(self._shrink_since[run.instance] + LEAVE_WITHIN_S)
         return min((at for at in dues if at is not None and at > now), default=None)
@@ -103,7 +107,25 @@ class Tidying:
         self._shrink_since.pop(run.instance, None)
         if self._queue is not None:  # it places gangs, and would place one anew that changes its size
             return None
-        return self._bring_back(run, gang, ranks, size) or self._place(run, gang, job, now)
+        return (
+            self._bring_back(run, gang, ranks, size)
+            or self._place(run, gang, job, now)
+            or self._ask_for_complaints(run, gang, job, now)
+        )
+
+    def _ask_for_complaints(
+        self, run: Run, gang: Gang, job: dict[str, Any], now: float
+    ) -> Coroutine[Any, Any, object] | None:
+        """A Job that Kubernetes makes no pods for says so in events alone."""
+        there = {pod.rank for pod in gang.pods if not pod.deleting}
+        if len(there) >= int(job["spec"].get("completions") or 0) or job["spec"].get("suspend"):
+            self._ask_at.pop(run.instance, None)
+            self._cluster.forget_complaints(run.instance)
+            return None
+        if now < self._ask_at.setdefault(run.instance, now + PODS_WITHIN_S):
+            return None
+        self._ask_at[run.instance] = now + ASK_EVERY_S
+        return self._cluster.ask_for_complaints(run)
 
     def _bring_back(
         self, run: Run, gang: Gang, ranks: Sequence[SeenRank], size: int

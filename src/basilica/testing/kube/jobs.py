@@ -35,6 +35,7 @@ from basilica.testing.kube.values import (
     set_condition,
 )
 
+_CREATE_AGAIN_S = 1.0
 _PODS_PER_SYNC = 500
 
 
@@ -357,6 +358,7 @@ class JobController:
             created = self._registry.create(PODS, meta(look.job)["namespace"], pod, DECODED)
         except ApiError as error:
             self._events.tell(look.job, "Warning", "FailedCreate", f"Error creating: {error.message}")
+            self._soon(look.job, _CREATE_AGAIN_S)
             return
         self._events.tell(look.job, "Normal", "SuccessfulCreate", f"Created pod: {meta(created)['name']}")
 

@@ -43,6 +43,7 @@ EVENTS = Kind("", "v1", "events", "Event", short=("ev",))
 SERVICE_ACCOUNTS = Kind("", "v1", "serviceaccounts", "ServiceAccount", short=("sa",))
 CONFIG_MAPS = Kind("", "v1", "configmaps", "ConfigMap", short=("cm",))
 SECRETS = Kind("", "v1", "secrets", "Secret")
+QUOTAS = Kind("", "v1", "resourcequotas", "ResourceQuota", status=True, short=("quota",))
 SERVICES = Kind("", "v1", "services", "Service", status=True, short=("svc",))
 DEPLOYMENTS = Kind("apps", "v1", "deployments", "Deployment", status=True, generation=True, short=("deploy",))
 JOBS = Kind("batch", "v1", "jobs", "Job", status=True, generation=True, orphans=True)
@@ -64,6 +65,7 @@ BUILT_IN = (
     SERVICE_ACCOUNTS,
     CONFIG_MAPS,
     SECRETS,
+    QUOTAS,
     JOBS,
     DEFINITIONS,
     SERVICES,

@@ -21,7 +21,7 @@ from basilica.testing.kube.errors import (
     not_found,
     unsupported_media,
 )
-from basilica.testing.kube.kinds import NAMESPACES, PODS, Kind, KindTable
+from basilica.testing.kube.kinds import NAMESPACES, PODS, QUOTAS, Kind, KindTable
 from basilica.testing.kube.options import DeleteOptions, Options, Target
 from basilica.testing.kube.rules import change_faults, faults
 from basilica.testing.kube.schema import Walk, object_metadata, published
@@ -68,6 +68,8 @@ class Registry:
         if metadata.get("resourceVersion"):
             raise bad_request("resourceVersion should not be set on objects to be created")
         self._check_namespace(kind, namespace)
+        if kind == PODS:
+            self._check_quotas(namespace, metadata)
         if not metadata.get("name"):
             if not metadata.get("generateName"):
                 raise invalid(
@@ -236,6 +238,16 @@ class Registry:
         if is_deleting(found):
             why = f"unable to create new content in namespace {namespace} because it is being terminated"
             raise forbidden(kind, "", why)
+
+    def _check_quotas(self, namespace: str, metadata: Json) -> None:
+        """Of quotas, those for the number of pods are kept; pods that are over do not count."""
+        for quota in self.store.items(QUOTAS, namespace):
+            limit = quota["spec"].get("hard", {}).get("pods")
+            used = sum(not is_ended(pod) for pod in self.store.items(PODS, namespace))
+            if limit is not None and used >= int(limit):
+                name = metadata.get("name") or f"{metadata.get('generateName', '')}xxxxx"
+                told = f"requested: pods=1, used: pods={used}, limited: pods={limit}"
+                raise forbidden(PODS, name, f"exceeded quota: {meta(quota)['name']}, {told}")
 
     def schema_of(self, kind: Kind) -> Json:
         found: Json = kind.schema if kind.custom else published(kind, self.version)
