@@ -91,7 +91,8 @@ def test_a_rank_that_fails_three_times(here: Installed) -> None:
         assert run.culprit is not None
         assert (run.culprit.rank, run.culprit.exit_code) == (1, 3)
         exits = {each.rank: each for each in run.rank_exits}
-        assert (exits[1].restart_count, exits[0].role) == (2, "stopped")
+        assert exits[1].restart_count == 2
+        assert 0 not in exits or exits[0].role == "stopped"  # it may not have begun yet
         assert [line for line in run.logs(rank=1).splitlines() if line.startswith("attempt")] == [
             f"attempt {number}" for number in range(3)
         ]
@@ -195,25 +196,30 @@ def test_a_network_probe_runs_beside_the_ranks(here: Installed) -> None:
 
 def test_nothing_is_lost_or_doubled_while_operators_are_killed(here: Installed) -> None:
     count = "import os, time; print('start of', os.environ['RANK'], os.environ['BASILICA_ATTEMPT']); time.sleep(20)"
-    with here.client() as client, operators_killed(every=(2.0, 6.0)) as killed:
-        runs = [
-            client.deploy_distributed(
-                f"storm-{n}", command=["python3", "-u", "-c", count], world_size=WorldSize(1, 2, 3), wait=False, **SMALL
-            )
-            for n in range(3)
-        ]
+    with here.client() as client:
+        with operators_killed(every=(2.0, 6.0)) as killed:
+            runs = [
+                client.deploy_distributed(
+                    f"storm-{n}",
+                    command=["python3", "-u", "-c", count],
+                    world_size=WorldSize(1, 2, 3),
+                    wait=False,
+                    **SMALL,
+                )
+                for n in range(3)
+            ]
+            for run in runs:
+                run.wait_until_min_world(timeout=240)
+            runs[0].scale(3)
+            runs[1].cancel()
+            until(lambda: all(run.refresh().is_terminal for run in runs), "all have ended", within=240)
+        assert killed
+        assert [run.phase for run in runs] == ["succeeded", "cancelled", "succeeded"]
+        for run, size in ((runs[0], 3), (runs[2], 2)):
+            for rank in range(size):
+                assert run.logs(rank=rank).splitlines() == [f"start of {rank} 0"]
         for run in runs:
-            run.wait_until_min_world(timeout=240)
-        runs[0].scale(3)
-        runs[1].cancel()
-        until(lambda: all(run.refresh().is_terminal for run in runs), "all have ended", within=240)
-    assert killed
-    assert [run.phase for run in runs] == ["succeeded", "cancelled", "succeeded"]
-    for run, size in ((runs[0], 3), (runs[2], 2)):
-        for rank in range(size):
-            assert run.logs(rank=rank).splitlines() == [f"start of {rank} 0"]
-        run.delete()
-    runs[1].delete()
+            run.delete()
     ready = ("rollout", "status", "deployment/basilica-operator", "--timeout=120s")
     kubectl("--namespace", CONTROL, *ready)
 
