@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from basilica.runtimes.kubernetes.wakes import QUIET_S, Tally, Wakes
+from basilica.runtimes.kubernetes.wakes import QUIET_S, SWEEP_FROM, Tally, Wakes
 
 
 class FakeTime(asyncio.SelectorEventLoop):
@@ -98,6 +98,16 @@ def test_what_turns_the_run_does_not_wait(turned: Tally) -> None:
         assert len(rings.at) == before + 1
         rings.wakes.changed("run")
         assert len(rings.at) == before + 1  # once
+
+    told(story)
+
+
+def test_runs_of_which_nothing_is_heard_any_more_leave_nothing_behind() -> None:
+    async def story(rings: Rings) -> None:
+        for number in range(10 * SWEEP_FROM):
+            rings.wakes.changed(f"run-{number}")
+            await asyncio.sleep(1.0)
+        assert len(rings.wakes._bursts) <= SWEEP_FROM
 
     told(story)
 

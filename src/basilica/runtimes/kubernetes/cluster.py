@@ -140,11 +140,17 @@ class Cluster:
             self._gone.setdefault(instance, set()).add(metadata["uid"])
         if not known:
             (self._probes if labels.get(ROLE) == BENCH else self._facts).pop(instance, None)
+            asyncio.get_running_loop().call_later(FORGET_UID_AFTER_S, self._forget_gone, instance)
         if facts is not None and facts.deleting and facts.held and facts.uid not in self._held:
             self._held.add(facts.uid)
             loop = asyncio.get_running_loop()
             loop.call_later(HELD_AT_MOST_S, self._let_go, metadata["namespace"], instance, facts.uid)
         self._changed(instance)
+
+    def _forget_gone(self, instance: str) -> None:
+        """Pods that are gone are only asked for soon after; a run that has none any more keeps nothing here."""
+        if instance not in self._facts:
+            self._gone.pop(instance, None)
 
     def _let_go(self, namespace: str, instance: str, uid: str) -> None:
         """A pod whose run is gone is asked for by nobody; it must not keep its namespace for ever."""
@@ -287,7 +293,6 @@ class Cluster:
         await asyncio.gather(*(self.release(run.namespace, pod) for pod in list(self.pods(run.instance)) if pod.held))
         with refusals(f"cannot remove what is kept of {run.instance}"):
             await asyncio.gather(*(self._api.delete(path) for path in paths))
-        self._gone.pop(run.instance, None)
 
 
 def is_finished(job: Json) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 3.0
 SHARE = 0.2
 QUIET_S = 1.0
+SWEEP_FROM = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +47,14 @@ class Wakes:
     def __init__(self, wake: Callable[[str], None], tally: Callable[[str], Tally]) -> None:
         self._wake, self._tally = wake, tally
         self._bursts: dict[str, _Burst] = {}
+        self._sweep_at = SWEEP_FROM
         self._later: dict[str, asyncio.TimerHandle] = {}
 
     def changed(self, instance: str) -> None:
         loop = asyncio.get_running_loop()
         now, burst = loop.time(), self._bursts.get(instance)
-        if burst is None or now >= burst.next_at + QUIET_S:
+        if burst is None or _is_over(burst, now):
+            self._sweep(now)
             self._bursts[instance] = _Burst(now, now, Tally())
             self._ring(instance)
         elif now >= burst.next_at or self._tally(instance).turned_since(burst.told):
@@ -68,6 +71,12 @@ class Wakes:
         burst.told = self._tally(instance)
         self._wake(instance)
 
+    def _sweep(self, now: float) -> None:
+        """One that is over is as good as none: they are dropped whenever their number has doubled."""
+        if len(self._bursts) >= self._sweep_at:
+            self._bursts = {name: burst for name, burst in self._bursts.items() if not _is_over(burst, now)}
+            self._sweep_at = max(SWEEP_FROM, 2 * len(self._bursts))
+
     def forget(self, instance: str) -> None:
         self._bursts.pop(instance, None)
         timer = self._later.pop(instance, None)
@@ -78,3 +87,7 @@ class Wakes:
         for timer in self._later.values():
             timer.cancel()
         self._later.clear()
+
+
+def _is_over(burst: _Burst, now: float) -> bool:
+    return now >= burst.next_at + QUIET_S
