@@ -7,9 +7,8 @@ from pathlib import Path
 
 from basilica.places import STATE_FILE
 from basilica.runtimes.local.runtime import LocalRuntime
-from basilica.server.auth import check_key, digest_of, key_record
 from basilica.server.control import Settings
-from basilica.server.serve import DEFAULT_USER, CannotServe, Listen, Parts, SystemClock, serve
+from basilica.server.serve import CannotServe, Listen, Parts, SystemClock, serve, take_key
 from basilica.stores.keys import SqliteKeys
 from basilica.stores.sqlite import SqliteStore
 
@@ -52,10 +51,7 @@ async def serve_embedded(
     try:
         async with open_keys(state_dir) as keys:
             clock = SystemClock()
-            if api_key is not None:
-                api_key = check_key(api_key)
-                if await keys.find_key(digest_of(api_key)) is None:
-                    await keys.add_key(key_record(api_key, DEFAULT_USER, clock.now(), note="given at the start"))
+            await take_key(keys, clock, api_key)
             runtime = LocalRuntime(state_dir)
             await serve(Parts(store, keys, runtime, clock, settings), listen, state_dir, announce)
     finally:

@@ -20,9 +20,8 @@ from basilica.operator.metrics import OperatorMetrics
 from basilica.operator.operator import Operator
 from basilica.operator.release import release_finalizers
 from basilica.runtimes.kubernetes.runtime import KubernetesRuntime
-from basilica.server.auth import check_key, digest_of, key_record
 from basilica.server.control import ControlPlane, Settings
-from basilica.server.serve import DEFAULT_USER, CannotServe, Listen, Parts, SystemClock, serve_stateless
+from basilica.server.serve import CannotServe, Listen, Parts, SystemClock, serve_stateless, take_key
 from basilica.stores.kubernetes import KubernetesKeys, KubernetesStore, Refusals
 
 log = logging.getLogger("basilica.operator")
@@ -103,10 +102,7 @@ async def serve_kubernetes(
         try:
             async with open_cluster_keys(options) as keys:
                 clock = SystemClock()
-                if api_key is not None:
-                    api_key = check_key(api_key)
-                    if await keys.find_key(digest_of(api_key)) is None:
-                        await keys.add_key(key_record(api_key, DEFAULT_USER, clock.now(), note="given at the start"))
+                await take_key(keys, clock, api_key)
                 home = home_of(options, api)
                 async with Attendance(api, home) as operators:
                     parts = Parts(store, keys, _runtime(options, home), clock, settings, lambda: operators.absent_for)

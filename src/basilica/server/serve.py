@@ -23,7 +23,7 @@ from basilica.core.errors import BasilicaError
 from basilica.places import NOTE_FILE, start_of
 from basilica.ports import Clock, Keys, Runtime, Store
 from basilica.server.app import build_app
-from basilica.server.auth import digest_of, key_record, new_key
+from basilica.server.auth import check_key, digest_of, key_record, new_key
 from basilica.server.control import ControlPlane, Settings
 from basilica.server.idle import IdleExit
 from basilica.server.metrics import Metrics
@@ -131,6 +131,15 @@ async def _start(controller: Controller, state_dir: Path) -> None:
         await controller.start()
     except OSError as error:
         raise CannotServe(f"cannot take up what is in {state_dir}: {error}") from error
+
+
+async def take_key(keys: Keys, clock: Clock, api_key: str | None) -> None:
+    """Have the key that the server was started with work, if there was one."""
+    if api_key is None:
+        return
+    api_key = check_key(api_key)
+    if await keys.find_key(digest_of(api_key)) is None:
+        await keys.add_key(key_record(api_key, DEFAULT_USER, clock.now(), note="given at the start"))
 
 
 async def ensure_key(keys: Keys, clock: Clock, state_dir: Path, listen: Listen) -> Path:
