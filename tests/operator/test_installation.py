@@ -208,3 +208,12 @@ def test_cores_read_back_as_they_were_written(cores: float) -> None:
 @pytest.mark.parametrize("size", [1 << 20, 1 << 30, (1 << 30) + 1, 1 << 60, 123456789, (1 << 60) - 1])
 def test_bytes_read_back_as_they_were_written(size: int) -> None:
     assert parse_memory(format_memory(size), "memory") == size
+
+
+def test_replicas_are_apart_and_leave_a_lost_node_soon() -> None:
+    for manifest in (m for m in EVERYTHING if m["kind"] == "Deployment"):
+        pod = manifest["spec"]["template"]["spec"]
+        [spread] = pod["topologySpreadConstraints"]
+        assert spread["matchLabelKeys"] == ["pod-template-hash"]  # else those that an update ends count too
+        patience = {each["key"]: each["tolerationSeconds"] for each in pod["tolerations"]}
+        assert patience == {"node.kubernetes.io/unreachable": 30, "node.kubernetes.io/not-ready": 30}
