@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 OFFICIAL := .venvs/official-0.36.8/.installed .venvs/official-0.29.0/.installed
 
-.PHONY: setup demo system test test-fast lint types fmt verify bench chaos test-cluster clean
+.PHONY: setup demo system test test-fast lint types fmt verify bench chaos hunt test-cluster clean
 
 setup: $(STAMP)
 
@@ -60,6 +60,10 @@ bench: setup $(OFFICIAL)
 
 chaos: setup
 	$(BIN)/python -m pytest -m chaos -s
+
+# Cases that no build has tried yet, twenty times as many: hours. `make test` explores the same ones every time.
+hunt: setup system
+	HYPOTHESIS_PROFILE=hunt $(BIN)/python -m pytest -m hypothesis --timeout 7200 -n 2
 
 # Installs Basilica on the cluster that kubectl speaks to, and tells its stories there. IMAGE: ours, where nodes find it;
 # PLAIN_IMAGE: any other with Python.

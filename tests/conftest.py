@@ -4,6 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import exploring
+
+exploring.load_profile()
+
 pytest.register_assert_rewrite(
     "basilica.testing.executor_contract",
     "basilica.testing.runtime_contract",

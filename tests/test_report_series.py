@@ -26,6 +26,7 @@ from basilica.report_series import (
     unpack,
 )
 from basilica.report_telling import series_text, told_in
+from tests.support.exploring import examples
 
 
 def points(count: int, *names: str, seed: int = 0) -> list[Point]:
@@ -111,7 +112,7 @@ def test_what_is_always_the_same_packs_well_and_is_bounded_all_the_same() -> Non
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_ranks_may_write_what_they_like(garbage: bytes) -> None:
     for data in (garbage, zlib.compress(garbage)):
         assert isinstance(unpack(data, room=1000), dict)

@@ -112,7 +112,7 @@ JUNK = st.one_of(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(step=JUNK, numbers=st.dictionaries(st.text(), JUNK, max_size=8))
 def test_it_never_raises_and_the_file_stays_readable(place: Path, step: Any, numbers: dict[str, Any]) -> None:
     numbers.pop("step", None)

@@ -12,6 +12,7 @@ from basilica.diloco import exchange, rounds
 from basilica.diloco.effects import Flow, Now
 from tests.diloco.explore import schedule_of
 from tests.diloco.simulation import Schedule, Simulation, Violation
+from tests.support.exploring import examples
 
 
 @st.composite
@@ -34,7 +35,7 @@ def schedules(draw: Callable[..., Any]) -> Schedule:
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(schedules())
 def test_any_schedule_keeps_the_promises(schedule: Schedule) -> None:
     Simulation(schedule).run()

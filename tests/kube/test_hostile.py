@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from basilica.testing.kube import KubeServer
 from tests.kube.manifests import config_map, job, pod
 from tests.kube.test_definitions import DEFINITION
+from tests.support.exploring import examples
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=3),
@@ -64,7 +65,7 @@ def kube() -> Iterator[KubeServer]:
 
 
 @given(data=st.data())
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_broken_manifests_are_refused_or_taken(kube: KubeServer, data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(sorted(MANIFESTS)))
     manifest = MANIFESTS[path]
@@ -80,7 +81,7 @@ def test_broken_manifests_are_refused_or_taken(kube: KubeServer, data: st.DataOb
 
 
 @given(data=st.data())
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(50), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_patches_of_all_kinds_are_refused_or_taken(kube: KubeServer, data: st.DataObject) -> None:
     path = "/apis/batch/v1/namespaces/default/jobs"
     httpx.post(kube.url + path, json=job("patched", 1))

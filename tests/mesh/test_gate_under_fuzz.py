@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from basilica.mesh import mesh_status, mesh_wait
 from tests.mesh.conftest import Pod
 from tests.mesh.peers import Peer, black_hole, free_ports, saying, until
+from tests.support.exploring import examples
 
 Script = Callable[[Peer, socket.socket, bytes], None]
 
@@ -124,7 +125,7 @@ def test_a_wrong_answer_is_a_timeout(name: str, pod: Pod, capsys: pytest.Capture
     assert end.startswith("mesh-wait: TIMEOUT after=0s node=host-1")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.one_of(st.binary(max_size=300), st.binary(max_size=300).map(lambda body: b"HTTP/1.1 404 N\r\n" + body)))
 def test_no_bytes_make_it_raise(pod: Pod, answer: bytes) -> None:
     with Peer(saying(answer)) as peer:

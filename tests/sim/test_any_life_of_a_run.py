@@ -6,11 +6,12 @@ The promises themselves are in simulation.py, checked at every turn and once mor
 from collections.abc import Callable
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from .conftest import PROFILE
+from tests.support.exploring import HUNTING, examples
+
 from .explore import walk
 from .moves import WEIGHTS, Move, make_spec
 from .simulation import Simulation
@@ -60,7 +61,11 @@ for _move in WEIGHTS:
     setattr(AnyLife, _move.__name__, rule(n=st.integers(0, 99))(_as_rule(_move)))
 
 TestAnyLife = AnyLife.TestCase
-TestAnyLife.settings = settings.get_profile(PROFILE)
+TestAnyLife.settings = settings(
+    max_examples=examples(500),
+    stateful_step_count=80 if HUNTING else 40,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+)
 
 
 @pytest.mark.parametrize("hundred", range(10))

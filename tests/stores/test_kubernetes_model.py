@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tests.support.exploring import examples
 
 from basilica.core.errors import BasilicaError
 from basilica.core.events import Event, RecordedEvent
@@ -171,5 +172,5 @@ def _apart_from_versions(result: Any) -> Any:
 
 
 TestKubernetesMachine = KubernetesMachine.TestCase
-TestKubernetesMachine.settings = settings(max_examples=12, stateful_step_count=30, deadline=None)
+TestKubernetesMachine.settings = settings(max_examples=examples(12), stateful_step_count=30)
 TestKubernetesMachine.pytestmark = [pytest.mark.slow]  # type: ignore[attr-defined]

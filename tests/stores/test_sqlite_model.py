@@ -10,6 +10,7 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tests.support.exploring import examples
 
 from basilica.core.errors import BasilicaError
 from basilica.core.events import Event
@@ -163,4 +164,4 @@ async def _pending(store: Store, since: int, marker: str) -> list[str]:
 
 
 TestStoreMachine = StoreMachine.TestCase
-TestStoreMachine.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
+TestStoreMachine.settings = settings(max_examples=examples(30), stateful_step_count=40)

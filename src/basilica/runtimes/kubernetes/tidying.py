@@ -43,6 +43,7 @@ class Tidying:
         self._shrink_since: dict[str, float] = {}
         self._homeless_since: dict[str, float] = {}
         self._ask_at: dict[str, float] = {}  # when to ask why a Job gets no pods
+        self._had_pods: dict[str, int] = {}  # the most it ever had
         self._warnings: dict[str, tuple[tuple[str, str], ...]] = {}
 
     def warnings(self, instance: str) -> tuple[tuple[str, str], ...]:
@@ -50,8 +51,8 @@ class Tidying:
 
     def forget(self, instance: str) -> None:
         self._warnings.pop(instance, None)
-        for moments in (self._resume_at, self._shrink_since, self._homeless_since, self._ask_at):
-            moments.pop(instance, None)
+        for kept in (self._resume_at, self._shrink_since, self._homeless_since, self._ask_at, self._had_pods):
+            kept.pop(instance, None)
         self._cluster.forget_complaints(instance)
 
     def tidy(self, run: Run, gang: Gang, ranks: Sequence[SeenRank], keys: RunKeys | None, now: float) -> float | None:
@@ -116,13 +117,17 @@ class Tidying:
     def _ask_for_complaints(
         self, run: Run, gang: Gang, job: dict[str, Any], now: float
     ) -> Coroutine[Any, Any, object] | None:
-        """A Job that Kubernetes makes no pods for says so in events alone."""
-        there = {pod.rank for pod in gang.pods if not pod.deleting}
-        if len(there) >= int(job["spec"].get("completions") or 0) or job["spec"].get("suspend"):
+        """A Job that Kubernetes makes no pods for says so in events alone; one that gets more and more has none."""
+        there = len({pod.rank for pod in gang.pods if not pod.deleting})
+        if there >= int(job["spec"].get("completions") or 0) or job["spec"].get("suspend"):
             self._ask_at.pop(run.instance, None)
+            self._had_pods.pop(run.instance, None)
             self._cluster.forget_complaints(run.instance)
             return None
-        if now < self._ask_at.setdefault(run.instance, now + PODS_WITHIN_S):
+        if there > self._had_pods.get(run.instance, -1):
+            self._had_pods[run.instance] = there
+            self._ask_at[run.instance] = now + PODS_WITHIN_S
+        if now < self._ask_at[run.instance]:
             return None
         self._ask_at[run.instance] = now + ASK_EVERY_S
         return self._cluster.ask_for_complaints(run)
