@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tests.support.agents import Agent, Fleet, driven
-
 from benchmarks.harness import Figure, median
+from tests.support.agents import Agent, Fleet, driven
 
 ROUNDS = 3
 GOALS = {"start of (2, 2, 4)": "< 4", "a third agent joins": "< 5", "scale down to 2": "< 3", "an agent is killed": ""}

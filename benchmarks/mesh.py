@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tests.mesh.peers import Etcd, free_ports
-
 from benchmarks.harness import Figure, median, percentile
+from tests.mesh.peers import Etcd, free_ports
 
 ROUNDS = 200
 NODE = "host-1"

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from tools import reference
 
 from basilica.client import embedded
 from tests.support.server import run_request, serving
+from tools import reference
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
