@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from basilica.kube.access import ConfigurationError
 from basilica.kube.api import KubeApi
+from basilica.kube.reach import INTERNET, networks
 from basilica.kube.run import Settings as RunSettings
 from basilica.operator.attendance import Attendance
 from basilica.operator.election import DURATION, Election
@@ -44,6 +45,7 @@ class ClusterOptions:
     queue: str | None = None
     checkpoints: str | None = None
     image_pull_secrets: tuple[str, ...] = ()
+    egress: tuple[str, ...] = (INTERNET,)
     run_settings: RunSettings | None = None  # instead of all that is said here of runs
 
 
@@ -88,6 +90,7 @@ def _runtime(options: ClusterOptions, home: str) -> KubernetesRuntime:
         queue=options.queue,
         checkpoints=options.checkpoints,
         image_pull_secrets=options.image_pull_secrets,
+        egress=networks(options.egress),
     )
     return KubernetesRuntime(connect(options), settings)
 

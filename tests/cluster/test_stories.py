@@ -39,6 +39,18 @@ if os.environ["RANK"] == "1":
     sys.exit(3)
 time.sleep(600)
 """
+REACHES = """
+import json, os, socket
+
+def reaches(where):
+    try:
+        socket.create_connection(where, timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+print(json.dumps({name: reaches(where) for name, where in json.loads(os.environ["TARGETS"]).items()}))
+"""
 
 
 def test_a_run_comes_up_grows_shrinks_and_is_cancelled(here: Installed) -> None:
@@ -192,6 +204,34 @@ def test_a_network_probe_runs_beside_the_ranks(here: Installed) -> None:
         assert found is not None
         assert run.bench is not None, found
         run.delete()
+
+
+def test_ranks_reach_each_other_and_nothing_that_is_others(here: Installed) -> None:
+    """Where the cluster's network plugin obeys network policies."""
+    listen = "import socket, time; s = socket.create_server(('', 7777)); print('up'); time.sleep(600)"
+    with here.client() as client:
+        command = ["python3", "-u", "-c", listen]
+        other = client.deploy_distributed("other", command=command, world_size=WorldSize(1, 1, 1), **SMALL)
+        other.wait_until_target_world()
+        address = {
+            pod["metadata"]["labels"]["basilica.dev/role"]: pod["status"]["podIP"]
+            for pod in here.get("pods")["items"]
+            if pod["metadata"]["labels"].get("basilica.dev/instance") == other.name
+        }
+        targets = {
+            "a rank of another run": (address["worker"], 7777),
+            "another run's rendezvous": (address["rendezvous"], 2379),
+        }
+        asks = ["python3", "-u", "-c", REACHES]
+        env = {"TARGETS": json.dumps(targets)}
+        run = client.deploy_distributed("asks", command=asks, env=env, world_size=WorldSize(1, 1, 1), **SMALL)
+        run.join()
+        reached = {name for name, was in json.loads(run.logs(rank=0).splitlines()[-1]).items() if was}
+        for each in (run, other):
+            each.delete()
+    if reached == set(targets):
+        pytest.skip("no network policy is obeyed on this cluster")
+    assert reached == set()
 
 
 def test_nothing_is_lost_or_doubled_while_operators_are_killed(here: Installed) -> None:

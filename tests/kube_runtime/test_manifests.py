@@ -9,8 +9,10 @@ import httpx
 import pytest
 
 from basilica.core.deployment import Owner
+from basilica.core.errors import ValidationError
 from basilica.core.spec import DeploymentSpec, Exec, Gpus, ProviderFilter, Resources, Shell
 from basilica.core.world import WorldSize
+from basilica.kube.reach import networks
 from basilica.kube.run import CARRIED_AT, RunObjects, Settings
 from basilica.testing.kube import KubeServer
 
@@ -143,11 +145,32 @@ def test_a_queue_gets_the_gang_suspended() -> None:
 
 
 def test_ranks_speak_among_themselves_and_to_their_rendezvous() -> None:
-    run = objects(Settings(image="basilica:1", egress=False))
+    run = objects(Settings(image="basilica:1", egress=()))
     worker = run.surroundings()["worker_policy"]["spec"]
     assert worker["ingress"] == [{"from": [{"podSelector": {"matchLabels": run.labels("worker")}}]}]
     named = [rule for rule in worker["egress"] if "to" in rule]
     assert named == [{"to": [{"podSelector": {"matchLabels": run.labels(role)}} for role in ("worker", "rendezvous")]}]
+
+
+def test_ranks_reach_the_internet_and_no_private_network_but_those_that_are_named() -> None:
+    def outside(*egress: str) -> list[Any]:
+        run = objects(Settings(image="basilica:1", egress=networks(egress)))
+        rules = run.surroundings()["worker_policy"]["spec"]["egress"]
+        return [to["ipBlock"] for rule in rules for to in rule.get("to", ()) if "ipBlock" in to]
+
+    [internet] = outside("internet")
+    assert internet["cidr"] == "0.0.0.0/0"
+    assert {"10.0.0.0/8", "169.254.169.254/32"} < set(internet["except"])
+    assert outside("internet", "10.20.0.0/16") == [internet, {"cidr": "10.20.0.0/16"}]
+    assert outside("none") == []
+    assert outside() == []
+    assert outside("fd00::/8") == [{"cidr": "fd00::/8"}]
+
+
+@pytest.mark.parametrize("told", ["", "intranet", "10.20.0.1/16", "10.20.0.0/33"])
+def test_what_is_no_network_is_refused_with_an_example(told: str) -> None:
+    with pytest.raises(ValidationError, match=r"say 10\.20\.0\.0/16"):
+        networks((told,))
 
 
 def test_another_image_is_given_our_entrypoint() -> None:

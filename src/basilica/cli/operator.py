@@ -33,6 +33,14 @@ def operator(
     image_pull_secret: Annotated[
         list[str] | None, typer.Option(help="A Secret that pods pull images with; may be repeated.")
     ] = None,
+    egress: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What ranks reach besides each other, where network policies are enforced: internet, none, or a"
+            " network such as 10.20.0.0/16; may be repeated.",
+            show_default="internet, without private networks",
+        ),
+    ] = None,
     release: Annotated[
         bool,
         typer.Option(
@@ -49,6 +57,7 @@ def operator(
       basilica operator --kubeconfig ~/.kube/config
       basilica operator --release
     """
+    from basilica.kube.reach import INTERNET
     from basilica.operator.logs import log_as_json
     from basilica.wiring_kubernetes import ClusterOptions, OperatorOptions, operate
     from basilica.wiring_kubernetes import release as release_all
@@ -62,6 +71,7 @@ def operator(
         queue=queue,
         checkpoints=checkpoints,
         image_pull_secrets=tuple(image_pull_secret or ()),
+        egress=tuple(egress or (INTERNET,)),
     )
     if release:
         for name in asyncio.run(release_all(options)):

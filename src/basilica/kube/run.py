@@ -13,7 +13,7 @@ from typing import Any
 
 from basilica.core.deployment import Owner
 from basilica.core.spec import DeploymentSpec, Shell
-from basilica.kube import archives
+from basilica.kube import archives, reach
 from basilica.kube.render import QUEUE_NAME, Container, Gang, Json, indexed_job, literal
 from basilica.kube.userdeployment import API_VERSION, GROUP, INSTANCE_LABEL, KIND
 
@@ -31,7 +31,6 @@ FOR_EVER = (1 << 31) - 1
 MIB_PER_GB = 10**9 / (1 << 20)
 TELL_SECONDS = 10  # for a rank that was ended to be recorded
 GATE_SECONDS = 3600  # ranks wait for the control plane's word, which comes once enough of them are placed
-PRIVATE_NETWORKS = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
 WORKER_CONTAINER = "rank"
 CARRIED_AT = "/opt/basilica"  # where images that do not have our entrypoint find it
 SELECTOR = f"{MANAGED_BY}=basilica,{ROLE}"
@@ -43,10 +42,10 @@ class Settings:
 
     `entrypoint` stands before every rank's command in images that have it; others get it from ours by an init
     container, unless `carries` is off: then all images have it. `rendezvous_command` serves etcd's v2 keys API on port
-    2379 of `$(POD_IP)`. `user`: whom containers run as. `egress`: whether ranks reach what is outside of the cluster's
-    private networks. `checkpoints`: a volume that all ranks of a namespace share, by the name of its claim.
-    `node_seconds`: how long pods of a node that does not answer any more are waited for before others take their
-    places. `archive_bytes`: how large a directory may be, packed, that is sent along.
+    2379 of `$(POD_IP)`. `user`: whom containers run as. `egress`: what ranks reach besides each
+    other: `internet` (all but private networks), or networks. `checkpoints`: a volume that all ranks of a namespace
+    share, by the name of its claim. `node_seconds`: how long pods of a node that does not answer any more are waited
+    for before others take their places. `archive_bytes`: how large a directory may be, packed, that is sent along.
     """
 
     image: str
@@ -60,7 +59,7 @@ class Settings:
     control_namespace: str = "basilica-system"
     queue: str | None = None
     user: int | None = 1000
-    egress: bool = True
+    egress: Sequence[str] = (reach.INTERNET,)
     checkpoints: str | None = None
     image_pull_secrets: Sequence[str] = ()
     holds_pods: bool = True
@@ -214,20 +213,13 @@ class RunObjects:
         return {**kind, "metadata": self._metadata(name, role), "spec": spec}
 
     def _worker_policy(self) -> Json:
-        peers = {"podSelector": {"matchLabels": self.labels(WORKER)}}
-        keys = {"podSelector": {"matchLabels": self.labels(RENDEZVOUS)}}
-        names = {"ports": [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]}
-        egress: list[Json] = [{"to": [peers, keys]}, names]
-        if self.settings.egress:
-            egress.append({"to": [{"ipBlock": {"cidr": "0.0.0.0/0", "except": list(PRIVATE_NETWORKS)}}]})
-        return self._policy(WORKER, self.instance, {"ingress": [{"from": [peers]}], "egress": egress})
+        rules = reach.rules_of_ranks(self.labels(WORKER), self.labels(RENDEZVOUS), self.settings.egress)
+        return self._policy(WORKER, self.instance, rules)
 
     def _rendezvous_policy(self) -> Json:
-        workers = {"podSelector": {"matchLabels": {MANAGED_BY: "basilica", INSTANCE_LABEL: self.instance}}}
-        control = {"matchLabels": {"kubernetes.io/metadata.name": self.settings.control_namespace}}
-        allowed: Json = {"from": [workers, {"namespaceSelector": control}]}
-        allowed["ports"] = [{"port": RENDEZVOUS_PORT, "protocol": "TCP"}]
-        return self._policy(RENDEZVOUS, self.rendezvous, {"ingress": [allowed], "egress": []})
+        run = {MANAGED_BY: "basilica", INSTANCE_LABEL: self.instance}
+        rules = reach.rules_of_rendezvous(run, self.settings.control_namespace, RENDEZVOUS_PORT)
+        return self._policy(RENDEZVOUS, self.rendezvous, rules)
 
     # ---- the gang
 

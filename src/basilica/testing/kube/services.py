@@ -22,25 +22,21 @@ class ServiceProxy:
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._servers: dict[str, list[asyncio.Server]] = {}  # by the Service's uid
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._openings: set[asyncio.Task[None]] = set()
+        self._connections: set[asyncio.Task[None]] = set()
         registry.store.listen(self._note)
 
     def _note(self, change: Change) -> None:
         if change.kind == SERVICES and change.type == "ADDED":
-            self._spawn(self._open(change.obj))
+            self._servers[meta(change.obj)["uid"]] = []
+            _keep(asyncio.get_running_loop().create_task(self._open(change.obj)), self._openings)
         elif change.kind == SERVICES and change.type == "DELETED":
             self._shut(meta(change.obj)["uid"])
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _open(self, service: Json) -> None:
         address = service["spec"].get("clusterIP")
         if address in (None, "", "None"):
             return
-        opened = self._servers.setdefault(meta(service)["uid"], [])
         for port in service["spec"].get("ports") or []:
 
             async def carry(
@@ -48,7 +44,11 @@ class ServiceProxy:
             ) -> None:
                 await self._carry(service, target, (reader, writer))
 
-            opened.append(await asyncio.start_server(carry, address, port["port"]))
+            server = await asyncio.start_server(carry, address, port["port"])
+            if meta(service)["uid"] in self._servers:
+                self._servers[meta(service)["uid"]].append(server)
+            else:  # the Service was deleted meanwhile
+                server.close()
 
     def _shut(self, uid: str) -> None:
         for server in self._servers.pop(uid, []):
@@ -57,8 +57,7 @@ class ServiceProxy:
     async def _carry(self, service: Json, port: int, client: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        _keep(task, self._connections)
         with suppress(asyncio.CancelledError):  # by `close`
             await self._connect(self._pod_behind(service), port, client)
 
@@ -88,9 +87,15 @@ class ServiceProxy:
     async def close(self) -> None:
         for uid in list(self._servers):
             self._shut(uid)
-        for task in list(self._tasks):
+        await asyncio.gather(*self._openings, return_exceptions=True)  # one that is cancelled loses its open socket
+        for task in list(self._connections):
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+
+def _keep(task: asyncio.Task[None], among: set[asyncio.Task[None]]) -> None:
+    among.add(task)
+    task.add_done_callback(among.discard)
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
