@@ -18,8 +18,9 @@ from basilica.operator.attendance import Attendance
 from basilica.operator.election import DURATION, Election
 from basilica.operator.health import Health
 from basilica.operator.metrics import OperatorMetrics
-from basilica.operator.operator import Operator
+from basilica.operator.operator import Operator, Works
 from basilica.operator.release import release_finalizers
+from basilica.ports import Runtime
 from basilica.runtimes.kubernetes.runtime import KubernetesRuntime
 from basilica.server.control import ControlPlane, Settings
 from basilica.server.serve import CannotServe, Listen, Parts, SystemClock, serve_stateless, take_key
@@ -118,22 +119,25 @@ async def operate(options: ClusterOptions, wanted: OperatorOptions, announce: Ca
     """Run an operator until SIGTERM or SIGINT; `announce` gets the port of its health endpoints."""
     async with connect(options) as api:
         home = home_of(options, api)
-        store = KubernetesStore(api, component="basilica-operator")
+        store, clock = KubernetesStore(api, component="basilica-operator"), SystemClock()
+        election = Election(api, namespace=home, identity=wanted.identity, duration=wanted.lease_seconds)
+
+        def hourly(runtime: Runtime) -> Works:
+            plane = ControlPlane(store, runtime, clock, Settings(retention_seconds=wanted.retention_seconds))
+            return plane.retain, plane.forget_archives
+
+        operator = Operator(
+            store,
+            lambda: _runtime(options, home),
+            clock,
+            election,
+            refusals=Refusals(store),
+            hourly=hourly,
+        )
+        metrics = OperatorMetrics(lambda: operator.controller, lambda: election.leading)
+        health = Health(lambda: store.behind, metrics.text)
         await store.open()
         try:
-            clock, runtime = SystemClock(), _runtime(options, home)
-            election = Election(api, namespace=home, identity=wanted.identity, duration=wanted.lease_seconds)
-            plane = ControlPlane(store, runtime, clock, Settings(retention_seconds=wanted.retention_seconds))
-            operator = Operator(
-                store,
-                runtime,
-                clock,
-                election,
-                refusals=Refusals(store),
-                hourly=(plane.retain, plane.forget_archives),
-            )
-            metrics = OperatorMetrics(lambda: operator.controller, lambda: election.leading)
-            health = Health(lambda: store.behind, metrics.text)
             with _until_signalled() as stop:
                 async with health.listening(wanted.host, wanted.port) as port:
                     announce(port)

@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, TypeVar
 
 import httpx
 
 from basilica.core.deployment import Deployment
+from basilica.core.errors import DeploymentNotFound
 from basilica.kube.api import KubeApi
 from basilica.kube.crd import definition
 from basilica.kube.userdeployment import path_of
@@ -61,6 +62,10 @@ class Running:
             found = changed
         return found
 
+    async def until_forgotten(self, instance: str) -> None:
+        with suppress(DeploymentNotFound):
+            await self.until(instance, lambda _: False)
+
     async def ready(self, instance: str, ranks: int) -> Deployment:
         return await self.until(
             instance,
@@ -78,7 +83,7 @@ async def operating(
         store = KubernetesStore(api)
         await store.open()
         election = Election(api, namespace="default", identity=identity, duration=duration)
-        operator = Operator(store, runtime, SystemClock(), election, refusals=Refusals(store))
+        operator = Operator(store, lambda: runtime, SystemClock(), election, refusals=Refusals(store))
         running = Running(api, store, runtime, operator)
         try:
             yield running

@@ -1,8 +1,7 @@
 """An operator as a process of its own: `python -m tests.operator.process KUBECONFIG LEASE_SECONDS`.
 
 As `basilica operator`, except that the rendezvous keeps its keys in its pod's own directory: in the test cluster a
-pod's root is this machine's. One that has lost its lease, on a machine that was too busy to renew it, begins anew, as
-Kubernetes would have it.
+pod's root is this machine's.
 """
 
 import asyncio
@@ -11,7 +10,6 @@ import sys
 
 from basilica.kube.run import Settings
 from basilica.operator.logs import log_as_json
-from basilica.operator.operator import LeadershipLost
 from basilica.wiring_kubernetes import ClusterOptions, OperatorOptions, operate
 
 SETTINGS = Settings(
@@ -27,20 +25,8 @@ SETTINGS = Settings(
 def main(kubeconfig: str, lease_seconds: float) -> None:
     log_as_json(logging.INFO)
     options = ClusterOptions(kubeconfig=kubeconfig, namespace="default", run_settings=SETTINGS)
-    ports = [0]  # the same for all its lives
-
-    def announce(port: int) -> None:
-        if ports == [0]:
-            print(f"http://127.0.0.1:{port}", flush=True)
-        ports[0] = port
-
-    while True:
-        wanted = OperatorOptions(host="127.0.0.1", port=ports[0], lease_seconds=lease_seconds)
-        try:
-            asyncio.run(operate(options, wanted, announce))
-        except LeadershipLost:
-            continue
-        return
+    wanted = OperatorOptions(host="127.0.0.1", port=0, lease_seconds=lease_seconds)
+    asyncio.run(operate(options, wanted, lambda port: print(f"http://127.0.0.1:{port}", flush=True)))
 
 
 if __name__ == "__main__":

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from basilica.core.seen import Sighting
 from basilica.kube.api import KubeApi
 from basilica.kube.userdeployment import instance_of
 from basilica.operator.election import NAME, Election
-from basilica.operator.operator import LeadershipLost
+from basilica.operator.operator import CannotLetGo
+from basilica.ports import Run
 from basilica.testing.fake_runtime import FakeRuntime
 from basilica.testing.kube import KubeServer
 from tests.operator.cluster import LEASE_SECONDS, by_hand, eventually, operating, tell
@@ -69,7 +71,7 @@ def test_one_of_two_operators_acts_and_the_other_takes_over_when_it_lets_go() ->
     tell(story)
 
 
-def test_an_operator_whose_lease_was_taken_ends() -> None:
+def test_an_operator_whose_lease_was_taken_stops_and_leads_again_when_it_is_free() -> None:
     async def story(kube: KubeServer) -> None:
         async with operating(kube, duration=LEASE_SECONDS) as here:
             await eventually(lambda: here.operator.controller)
@@ -77,25 +79,75 @@ def test_an_operator_whose_lease_was_taken_ends() -> None:
                 f"/apis/coordination.k8s.io/v1/namespaces/default/leases/{NAME}",
                 {"spec": {"holderIdentity": "usurper"}},
             )
-            with pytest.raises(LeadershipLost):
-                await here.task
-            assert here.operator.controller is None
+            await eventually(lambda: here.operator.controller is None)
             assert the_lease(kube)["holderIdentity"] == "usurper"
+            await eventually(lambda: here.operator.controller)
+            assert the_lease(kube)["holderIdentity"] == "one"
+            instance = instance_of(kube.create(by_hand(), "u-ann"))
+            await eventually(lambda: here.runtime.running(instance) == [0, 1])
 
     tell(story)
 
 
-def test_an_operator_that_cannot_renew_ends_before_another_one_may_begin() -> None:
+def test_an_operator_that_cannot_renew_stops_before_another_one_may_begin() -> None:
     async def story(kube: KubeServer) -> None:
         async with operating(kube, duration=LEASE_SECONDS) as one:
             await eventually(lambda: one.operator.controller)
             kube.fail("patch", "leases", status=503, times=10_000)
             kube.fail("get", "leases", status=503, times=10_000)
             started = asyncio.get_running_loop().time()
-            with pytest.raises(LeadershipLost):
-                await one.task
-            assert one.operator.controller is None
+            await eventually(lambda: one.operator.controller is None)
             assert asyncio.get_running_loop().time() - started < STORY_LIMIT
+            kube.heal()
+            await eventually(lambda: one.operator.controller)
+
+    tell(story)
+
+
+def test_an_operator_that_loses_its_lease_leaves_turns_that_hang() -> None:
+    class Hangs(FakeRuntime):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left = 0
+
+        async def observe(self, run: Run) -> Sighting:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.left += 1
+            raise AssertionError
+
+    async def story(kube: KubeServer) -> None:
+        runtime = Hangs()
+        async with operating(kube, runtime, duration=LEASE_SECONDS) as here:
+            kube.create(by_hand(), "u-ann")
+            await eventually(lambda: here.operator.controller and here.operator.controller.turns)
+            await here.api.merge_patch(
+                f"/apis/coordination.k8s.io/v1/namespaces/default/leases/{NAME}",
+                {"spec": {"holderIdentity": "usurper"}},
+            )
+            await eventually(lambda: runtime.left)
+            assert the_lease(kube)["holderIdentity"] == "usurper"
+            assert not here.task.done()
+
+    tell(story)
+
+
+def test_an_operator_that_cannot_stop_ends() -> None:
+    class Stays(FakeRuntime):
+        async def close(self) -> None:
+            await asyncio.Event().wait()
+
+    async def story(kube: KubeServer) -> None:
+        async with operating(kube, Stays(), duration=LEASE_SECONDS) as here:
+            await eventually(lambda: here.operator.controller)
+            await here.api.merge_patch(
+                f"/apis/coordination.k8s.io/v1/namespaces/default/leases/{NAME}",
+                {"spec": {"holderIdentity": "usurper"}},
+            )
+            with pytest.raises(CannotLetGo):
+                await here.task
+            assert the_lease(kube)["holderIdentity"] == "usurper"
 
     tell(story)
 

@@ -12,7 +12,7 @@ from basilica.testing.fake_runtime import FakeRuntime
 class Alone:
     """An election without anybody else."""
 
-    identity = "alone"
+    identity, duration = "alone", 15.0
 
     async def acquire(self) -> None:
         pass
@@ -39,7 +39,13 @@ def test_every_work_is_done_although_one_fails() -> None:
             return ["old"]
 
         clock = SystemClock()
-        operator = Operator(MemoryStore(), FakeRuntime(), clock, Alone(), hourly=(fails, removes))  # type: ignore[arg-type]
+        operator = Operator(
+            MemoryStore(),
+            FakeRuntime,
+            clock,
+            Alone(),  # type: ignore[arg-type]
+            hourly=lambda _: (fails, removes),
+        )
         async with asyncio.timeout(20):
             await operator.run(stop)
         assert done == ["fails", "removes"]

@@ -115,8 +115,7 @@ def test_a_deleted_run_is_stopped_and_recorded_before_it_goes() -> None:
             deleted(kube)
             await eventually(lambda: kube.get("userdeployments", "train", "u-ann") is None)
             assert here.runtime.running(instance) == []
-            with pytest.raises(DeploymentNotFound):
-                await here.store.get(instance)
+            await here.until_forgotten(instance)
             (row,) = await here.store.usage("ann")
             assert row.instance == instance
             assert row.ended_at is not None

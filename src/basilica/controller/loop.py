@@ -44,8 +44,9 @@ class Controller:
         for instance in await self._store.live():
             self.wake(instance)
 
-    async def close(self) -> None:
-        """Finish the turns that are under way, begin no other."""
+    async def close(self, patience: float | None = None) -> None:
+        """Finish the turns that are under way, begin no other. After `patience` seconds those end where they are, as
+        in a crash."""
         self._closed = True
         for timer in self._timers.values():
             timer.cancel()
@@ -54,7 +55,10 @@ class Controller:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._feed
         if self._tasks:
-            await asyncio.wait(self._tasks)
+            _, late = await asyncio.wait(self._tasks, timeout=patience)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
         await self._runtime.close()
 
     def wake(self, instance: str) -> None:

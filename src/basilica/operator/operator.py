@@ -1,4 +1,4 @@
-"""The operator's life: know what there is, become the leader, turn every run, let go."""
+"""The operator's life: know what there is, become the leader, turn every run, let go, and stand for election again."""
 
 import asyncio
 import contextlib
@@ -13,12 +13,14 @@ from basilica.ports import Clock, Runtime, Store
 
 log = logging.getLogger("basilica.operator")
 
-LETTING_GO_SECONDS = 5.0
 RETENTION_PERIOD = 3600.0
 
+Works = Sequence[Callable[[], Awaitable[list[str]]]]
+"""They remove what is too old, and name it."""
 
-class LeadershipLost(BasilicaError):
-    """Another operator may act by now: this one must end, and is started again by Kubernetes."""
+
+class CannotLetGo(BasilicaError):
+    """Another operator may act soon, and this one has not stopped: its process must end."""
 
 
 class Refusals(Protocol):
@@ -32,54 +34,61 @@ class Refusals(Protocol):
 
 
 class Operator:
-    """One of several; the controller exists only while this one leads."""
+    """One of several; the controller, and the runtime that it turns runs by, exist only while this one leads."""
 
     def __init__(
         self,
         store: Store,
-        runtime: Runtime,
+        make_runtime: Callable[[], Runtime],
         clock: Clock,
         election: Election,
         *,
         refusals: Refusals | None = None,
-        hourly: Sequence[Callable[[], Awaitable[list[str]]]] = (),
+        hourly: Callable[[Runtime], Works] = lambda _: (),
     ) -> None:
-        self._store, self._runtime, self._clock, self._election = store, runtime, clock, election
-        self._refusals, self._hourly = refusals, hourly  # works that remove what is too old, and name it
+        self._store, self._make_runtime, self._clock, self._election = store, make_runtime, clock, election
+        self._refusals, self._hourly = refusals, hourly
         self.controller: Controller | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop` is set. `LeadershipLost` if the lease is lost before; ranks go on in either case."""
-        if not await _unless(stop, self._election.acquire()):
-            return
-        try:
-            # The lease is kept while all there is is read for the first time, too: that may take a while.
-            lost = await _unless(stop, self._election.keep(), self._lead())
-            if lost:
-                raise LeadershipLost(f"{self._election.identity} does not lead any more")
-        finally:
-            await self._let_go()
+        """Until `stop` is set. Ranks go on without it, also while nobody leads.
+
+        One that loses its lease stops acting and stands for election again. A process that ended for that would be
+        started again later and later, each time that the cluster's API goes away for a while.
+        """
+        while await _unless(stop, self._election.acquire()):
+            try:
+                # The lease is kept while all there is is read for the first time, too: that may take a while.
+                lost = await _unless(stop, self._election.keep(), self._lead())
+            finally:
+                await self._let_go()
+            if not lost:
+                return
+            log.warning("%s does not lead any more", self._election.identity)
 
     async def _lead(self) -> None:
-        self.controller = Controller(self._store, self._runtime, self._clock)
+        runtime = self._make_runtime()
+        self.controller = Controller(self._store, runtime, self._clock)
         await self.controller.start()
-        async with self._beside():
+        async with self._beside(self._hourly(runtime)):
             await asyncio.Event().wait()
 
     async def _let_go(self) -> None:
-        """First stop acting, then say so."""
+        """First stop acting, then say so: all within the third of the lease in which nobody leads."""
         controller, self.controller = self.controller, None
         if controller is not None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LETTING_GO_SECONDS):
-                    await controller.close()
+            try:
+                async with asyncio.timeout(self._election.duration / 3):
+                    await controller.close(patience=self._election.duration / 6)
+            except TimeoutError:
+                raise CannotLetGo(f"{self._election.identity} does not lead any more, and cannot stop") from None
         await self._election.release()
 
     @contextlib.asynccontextmanager
-    async def _beside(self) -> AsyncIterator[None]:
+    async def _beside(self, hourly: Works) -> AsyncIterator[None]:
         """What a leader does beside turning runs."""
         works = [self._tell_refusals()] if self._refusals is not None else []
-        works += [self._keep_retention()] if self._hourly else []
+        works += [self._keep_retention(hourly)] if hourly else []
         tasks = [asyncio.create_task(work) for work in works]
         try:
             yield
@@ -98,9 +107,9 @@ class Operator:
                 log.warning("what is no run could not be answered: %s", error)
                 await asyncio.sleep(1.0)
 
-    async def _keep_retention(self) -> None:
+    async def _keep_retention(self, hourly: Works) -> None:
         while True:
-            for work in self._hourly:
+            for work in hourly:
                 try:
                     for name in await work():
                         log.info("removing %s: older than the retention", name)

@@ -290,6 +290,10 @@ class KubeServer:
         """Answer the next requests of that kind with an error; status 0 cuts the connection instead."""
         self._do(lambda: self._api.faults.append(Fault(verb, resource, status, times, retry_after)))
 
+    def heal(self) -> None:
+        """Answer as usual again, whatever `fail` was told."""
+        self._do(self._api.faults.clear)
+
     def cut_watches(self, resource: str | None = None) -> int:
         """Cut the connections of open watches; returns how many."""
         return self._do(lambda: self._end_watches(resource, None))
