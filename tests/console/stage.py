@@ -41,6 +41,7 @@ class Actors(TalkingRuntime):
         self.bench: dict[str, SeenBench] = {}
         self.mesh: dict[str, SeenMesh] = {}
         self.gpus = 0
+        self.queue = ""  # what ranks that are launched now wait for; {} is the rank
 
     async def launch(self, run: Run, launches: Sequence[Launch]) -> None:
         await super().launch(run, launches)
@@ -48,6 +49,9 @@ class Actors(TalkingRuntime):
         for key, seen in ranks.items():
             if seen.node == "fake":
                 ranks[key] = replace(seen, node=self.node.format(key[0] // 8), gpus=self.gpus)
+                if self.queue:
+                    note = self.queue.format(key[0])
+                    ranks[key] = replace(ranks[key], sight=Sight.QUEUED, started_at=None, note=note)
 
     async def observe(self, run: Run) -> Sighting:
         seen = await super().observe(run)
@@ -121,11 +125,18 @@ class Stage:
     # ---- what people do --------------------------------------------------------------------------------------------
 
     def deploy(self, name: str, **options: Any) -> str:
-        """A run whose ranks are up; its instance name."""
+        """A run whose ranks are up, or wait if there is a queue; its instance name."""
         return self.do(self._deploy(name, **options))
 
     async def _deploy(
-        self, name: str, *, target: int = 2, user: str = "ann", restarts: int = 0, bench: bool = False, **world: int
+        self,
+        name: str,
+        *,
+        target: int = 2,
+        user: str = "ann",
+        restarts: int = 0,
+        bench: bool = False,
+        **world: int,
     ) -> str:
         body = a_request(name, target=target, **({"min": 1, "max": max(8, target)} | world))
         body["distributed"] |= {"maxRestarts": restarts, "bench": {"mode": "on-start" if bench else "off"}}
@@ -133,7 +144,10 @@ class Stage:
         answer = await who.post("/deployments", json=body)
         assert answer.status_code == 201, answer.text
         instance: str = answer.json()["instanceName"]
-        await self.world.until(instance, lambda d: d.status.ready == target)
+        waiting = self.actors.queue != ""
+        await self.world.until(
+            instance, lambda d: target == (sum(r.note != "" for r in d.status.ranks) if waiting else d.status.ready)
+        )
         return instance
 
     def deploy_many(self, count: int, prefix: str = "many") -> list[str]:

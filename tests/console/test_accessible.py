@@ -17,6 +17,7 @@ PAGES = {
     "run": ("#/run/llama-8b", ".curve"),
     "failed": ("#/run/mistral-ft", ".card.bad"),
     "stalled": ("#/run/vit-sweep", ".card.warn"),
+    "waiting": ("#/run/queued", ".timeline .band"),
     "many ranks": ("#/run/wide", ".grid[data-size=small]"),
     "rounds": ("#/run/diloco-1b", ".replica"),
     "many replicas": ("#/run/diloco-64", ".replica"),
@@ -31,6 +32,9 @@ def _runs(stage: Stage) -> None:
     scenes.rounds(stage)
     scenes.rounds(stage, "diloco-64", replicas=64, count=60)
     stage.deploy("wide", target=300)
+    stage.actors.queue = "waits for 8 GPUs, behind llama"
+    stage.deploy("queued", target=2)
+    stage.actors.queue = ""
     instance = scenes.training(stage)
     stage.do(stage.actors.write(instance, 0, "a line", "RuntimeError: a bad one", "x" * 500))
 
@@ -56,13 +60,24 @@ def test_axe_finds_no_serious_fault(browser: Browser, stage: Stage, name: str, s
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_no_serious_fault_in_a_dialog_and_without_a_login(
+def test_axe_finds_no_serious_fault_in_dialogs_without_a_connection_runs_or_a_login(
     browser: Browser, stage: Stage, scheme: Any
 ) -> None:
     with looking(browser, stage.login_link(), color_scheme=scheme) as page:
         page.goto(f"{stage.url}/#/run/llama-8b")
         page.get_by_role("button", name="Delete…").click()
         expect(page.get_by_role("dialog")).to_be_visible()
+        assert faults(page) == []
+        page.keyboard.press("Escape")
+        page.keyboard.press("?")
+        expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
+        assert faults(page) == []
+        page.route("**/watch*", lambda route: route.abort())
+        page.goto(f"{stage.url}/#/")
+        expect(page.locator("#lost")).to_be_visible()
+        assert faults(page) == []
+    with looking(browser, stage.login_link("bob"), color_scheme=scheme) as page:
+        expect(page.locator(".nothing")).to_contain_text("No runs yet")
         assert faults(page) == []
     with looking(browser, stage.url, color_scheme=scheme) as page:
         expect(page.get_by_role("heading", name="Not logged in")).to_be_visible()

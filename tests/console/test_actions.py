@@ -88,3 +88,21 @@ def test_the_command_is_copied(page: Page, stage: Stage) -> None:
     page.get_by_role("dialog").get_by_role("button", name="Copy").click()
     expect(page.get_by_role("dialog").get_by_role("button", name="Copied")).to_be_visible()
     assert clipboard(page.context, page) == f"basilica train down {instance}"
+
+
+def test_the_keyboard_keeps_its_place_through_what_is_done(page: Page, stage: Stage) -> None:
+    instance = stage.deploy("by-keyboard", target=2, max=6)
+    visit(page, stage, instance)
+    page.locator("#target").fill("4")
+    page.keyboard.press("Tab")
+    scale = page.get_by_role("button", name="Scale", exact=True)
+    expect(scale).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("option")).to_have_count(4)
+    expect(scale).to_be_focused()
+    page.get_by_role("button", name="Cancel…").focus()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    expect(page.locator(".run-head .phase")).to_contain_text("cancelled")
+    expect(page.get_by_role("button", name="Delete…")).to_be_focused()

@@ -110,3 +110,28 @@ def test_nothing_of_the_session_is_in_reach_of_scripts(page: Page) -> None:
     assert page.evaluate("document.cookie") == ""
     assert page.evaluate("JSON.stringify({...localStorage, ...sessionStorage})") == "{}"
     assert "code=" not in page.url
+
+
+def test_what_is_for_a_terminal_is_left_out_and_what_cannot_be_seen_is_shown(page: Page, stage: Stage) -> None:
+    instance = stage.deploy("hostile-terminal", target=1)
+    lines = [
+        "see \x1b]8;;https://elsewhere.example\x1b\\the docs\x1b]8;;\x1b\\ now",
+        "\x1b]0;a title\x07\x1b[2K\x1b[1A\x1b[?25l 40% \x1b[38;5;9mred\x1b[0m\x1b(B",
+        "pass\u200bword \ufeff\u00ad\U000e0041 \x00 \x9b31m",
+        "half a sequence \x1b[31",
+        "x" * 1_000_000,
+    ]
+    stage.do(stage.actors.write(instance, 0, *lines))
+    page.goto(f"{stage.url}/#/run/{instance}/logs")
+    expect(page.locator(".line .text")).to_have_text(
+        [
+            "see the docs now",
+            " 40% red",
+            "pass\\u200bword \\ufeff\\u00ad\\ue0041 \\u0000 \\u009b31m",
+            "half a sequence \\u001b[31",
+            "x" * 4000 + " … (996,000 more characters are in the download)",
+        ]
+    )
+    page.get_by_role("searchbox", name="Find in the log").fill("[31")
+    expect(page.locator("mark")).to_have_text("[31")
+    unharmed(page)

@@ -1,11 +1,14 @@
 """Live: what is told while nobody looks, and what happens to a page whose session ends."""
 
 import asyncio
+import re
 from contextlib import suppress
 
+import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
 from basilica.core.errors import DeploymentNotFound
+from basilica.server import streams
 from tests.console.relay import relaying
 from tests.console.stage import Stage, looking
 from tests.support.world import key_of
@@ -13,6 +16,13 @@ from tests.support.world import key_of
 HIDE = """(hidden) => {
   Object.defineProperty(document, 'hidden', { configurable: true, get: () => hidden });
   document.dispatchEvent(new Event('visibilitychange'));
+}"""
+
+
+NOTE_STATES = """() => {
+  const state = document.getElementById('link-state');
+  window.states = [state.dataset.state];
+  new MutationObserver(() => window.states.push(state.dataset.state)).observe(state, { attributes: true });
 }"""
 
 
@@ -175,3 +185,81 @@ def test_the_keys_can_be_turned_off(page: Page) -> None:
     page.keyboard.press("Escape")
     page.keyboard.press("/")
     expect(page.get_by_role("searchbox")).to_be_focused()
+
+
+def test_the_page_is_as_live_as_the_least_of_what_it_follows(browser: Browser, stage: Stage) -> None:
+    """The run's own stream is back; the log's is not."""
+    instance = stage.deploy("two-streams", target=1)
+    stage.do(stage.actors.write(instance, 0, "before"))
+    with relaying(stage) as relay, looking(browser, f"{relay.login_link()}#/run/{instance}/logs") as page:
+        expect(page.locator(".line")).to_have_count(1)
+        expect(page.locator("#link-state")).to_have_text("Live")
+        page.route("**/logs?*", lambda route: route.abort())
+        relay.cut()
+        expect(page.locator("#lost")).to_be_visible()
+        page.evaluate(NOTE_STATES)
+        relay.mend()
+        stage.do(stage.world.plane.scale("ann", instance, 2))
+        expect(page.locator(".facts .world")).to_have_attribute("aria-label", re.compile("^2 of 2"))
+        assert set(page.evaluate("window.states")) == {"lost"}
+        expect(page.locator("#lost")).to_be_visible()
+        stage.do(stage.actors.write(instance, 0, "after"))
+        page.unroute_all()
+        expect(page.locator("#link-state")).to_have_text("Live")
+        expect(page.locator(".line .text")).to_have_text(["before", "after"])
+
+
+def test_after_an_hour_of_sleep_it_does_not_take_the_old_connection_for_a_live_one(
+    browser: Browser, stage: Stage
+) -> None:
+    """The timers of a machine that sleeps stand still, and nobody has told it that its connections are gone."""
+    stage.deploy("asleep")
+    with looking(browser, stage.url) as page:
+        page.clock.install()
+        page.goto(stage.login_link())
+        expect(page.get_by_role("link", name="asleep", exact=True)).to_be_visible()
+        with page.expect_request("**/watch"):
+            page.evaluate("Date.now = ((then) => () => then() + 3_600_000)(Date.now)")
+            page.clock.run_for(12_000)
+        expect(page.locator("#link-state")).to_have_text("Live")
+
+
+def test_a_server_that_stands_still_is_told_and_tried(browser: Browser, stage: Stage) -> None:
+    stage.deploy("frozen")
+    with looking(browser, stage.url) as page:
+        page.clock.install()
+        page.goto(stage.login_link())
+        expect(page.get_by_role("link", name="frozen", exact=True)).to_be_visible()
+        page.route("**/watch", lambda _: None)  # it takes the request, and never answers
+        page.evaluate("Date.now = ((then) => () => then() + 60_000)(Date.now)")
+        page.clock.run_for(6000)
+        expect(page.locator("#lost")).to_contain_text("Connection lost")
+        page.clock.run_for(2000)
+        expect(page.locator("#lost")).to_contain_text("Trying now")
+        page.unroute_all()
+        for _ in range(20):
+            page.clock.run_for(5000)
+        expect(page.locator("#link-state")).to_have_text("Live")
+        expect(page.locator("#lost")).to_be_hidden()
+
+
+def test_curves_go_on_after_an_answer_that_broke_off(page: Page, stage: Stage) -> None:
+    instance = stage.deploy("broken-off", target=1)
+    page.route("**/series?*", lambda route: route.fulfill(body='{"series": [', content_type="application/json"))
+    page.goto(f"{stage.url}/#/run/{instance}")
+    with page.expect_response("**/series?*"):
+        stage.call(stage.actors.report, instance, 0, 1, loss=1.0)
+    page.unroute_all()
+    expect(page.locator(".metric .dot")).to_be_visible()
+
+
+def test_a_log_out_elsewhere_ends_this_page_too(page: Page, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "ASK_AGAIN_SECONDS", 0.0)
+    expect(page.locator("#link-state")).to_have_text("Live")
+    other = page.context.new_page()
+    other.goto(stage.url)
+    other.get_by_role("button", name="Log out").click()
+    expect(other.get_by_role("heading", level=1)).to_have_text("Not logged in")
+    stage.deploy("not-for-them")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Not logged in")
+    assert "not-for-them" not in page.content()

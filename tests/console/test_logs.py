@@ -88,13 +88,14 @@ def test_what_comes_while_paused_is_kept_within_bounds(browser: Browser, stage: 
 def test_finding_and_the_first_error(page: Page, stage: Stage) -> None:
     instance = stage.deploy("search", target=1)
     lines = [f"step {n}" for n in range(5000)]
-    lines[1234] = "RuntimeError: here it began"
+    lines[500] = "eval: mean error 0.25, no errors"
+    lines[1234] = "Error: here it began"
     lines[4000] = "ValueError: and this came of it"
     stage.do(stage.actors.write(instance, 0, *lines))
     visit(page, stage, instance)
     expect(page.locator(".log-tools")).to_contain_text("5,000 lines")
     page.get_by_role("button", name="First error").click()
-    expect(page.locator(".line[data-marked]")).to_have_text("0RuntimeError: here it began")
+    expect(page.locator(".line[data-marked]")).to_have_text("0Error: here it began")
     expect(page.locator(".line[data-marked]")).to_be_in_viewport()
     search = page.get_by_role("searchbox", name="Find in the log")
     search.fill("STEP 499")

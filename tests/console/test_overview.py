@@ -1,10 +1,10 @@
 """The overview: what is running, found, narrowed and sorted; live."""
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from tests.console import scenes
-from tests.console.stage import Stage
+from tests.console.stage import Stage, looking
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -113,3 +113,52 @@ def test_the_theme_can_be_chosen_and_stays(page: Page, stage: Stage) -> None:
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
     page.reload()
     expect(page.get_by_role("button", name="change to light")).to_be_visible()
+
+
+def test_the_focus_stays_on_a_row_that_has_moved_out_of_sight(page: Page, stage: Stage) -> None:
+    for n in range(60):
+        stage.deploy(f"row-{n:02}", target=1)
+    page.get_by_role("searchbox").fill("row-")
+    link = page.get_by_role("link", name="row-30", exact=True)
+    expect(page.locator(".choices button").first).to_contain_text("6")
+    page.get_by_role("button", name="Name").click()
+    page.locator("#main").evaluate("main => main.scrollTop = 41 * 20")
+    link.focus()
+    page.locator("#main").evaluate("main => main.scrollTop = main.scrollHeight")
+    expect(page.get_by_role("link", name="row-59", exact=True)).to_be_in_viewport()
+    expect(link).to_be_focused()
+    page.keyboard.press("j")
+    expect(page.get_by_role("link", name="row-31", exact=True)).to_be_focused()
+    expect(page.get_by_role("link", name="row-31", exact=True)).to_be_in_viewport()
+    stage.do(stage.world.plane.delete("ann", "row-31"))
+    expect(page.get_by_role("link", name="row-32", exact=True)).to_be_focused()  # what is there now
+
+
+def test_runs_that_are_alike_keep_their_places(page: Page, stage: Stage) -> None:
+    made = [stage.deploy(f"alike-{n}", target=1) for n in range(4)]
+    page.get_by_role("searchbox").fill("alike-")
+    page.get_by_role("button", name="Phase").click()
+    expect(page.locator(".rows .run-name")).to_have_text(["alike-3", "alike-2", "alike-1", "alike-0"])
+    stage.do(stage.world.plane.scale("ann", made[1], 2))
+    row = page.locator(".rows .run-row", has=page.get_by_role("link", name="alike-1", exact=True))
+    expect(row.get_by_role("img")).to_have_attribute("aria-label", "2 of 2 ranks up, between 1 and 8")
+    expect(page.locator(".rows .run-name")).to_have_text(["alike-3", "alike-2", "alike-1", "alike-0"])
+
+
+def test_gpu_hours_and_ages_go_on_while_nothing_else_happens(browser: Browser, stage: Stage) -> None:
+    stage.actors.gpus = 8
+    try:
+        instance = stage.deploy("steady", target=2)
+    finally:
+        stage.actors.gpus = 0
+    with looking(browser, stage.url) as page:
+        page.clock.install()
+        page.goto(stage.login_link())
+        row = page.locator(".rows .run-row", has=page.get_by_role("link", name="steady", exact=True))
+        expect(row.locator(".c-gpu")).to_have_text("<0.1")
+        page.clock.fast_forward("02:00:00")
+        expect(row.locator(".c-gpu")).to_have_text("32.0")
+        expect(row.locator(".c-age")).to_have_text("2h00m")
+        expect(row.locator(".when")).to_have_text("2h ago")
+        page.goto(f"{stage.url}/#/run/{instance}")
+        expect(page.locator(".facts")).to_contain_text("GPU-hours32.0")

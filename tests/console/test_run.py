@@ -162,3 +162,57 @@ def test_who_failed_and_how_is_told_for_an_unknown_exit_too(page: Page, stage: S
     card = page.locator(".card.bad")
     expect(card).to_contain_text("Exit codeunknown")
     expect(card).to_contain_text("the last line")
+
+
+def test_a_run_that_waits_for_gpus_is_pending_in_the_timeline_too(page: Page, stage: Stage) -> None:
+    stage.actors.queue = "waits for 8 GPUs, behind llama"
+    try:
+        instance = stage.deploy("queued", target=2)
+    finally:
+        stage.actors.queue = ""
+    visit(page, stage, instance)
+    expect(page.locator(".run-head .phase")).to_contain_text("pending")
+    expect(page.locator(".run-head .why")).to_contain_text("waits for 8 GPUs, behind llama")
+    expect(page.locator(".timeline .band title")).to_have_text(["pending"])
+
+
+def test_of_many_metrics_twelve_are_drawn_and_all_if_asked_for(page: Page, stage: Stage) -> None:
+    instance = stage.deploy("metrics", target=1)
+    stage.call(stage.actors.report, instance, 0, 1, **{f"layer_{n:02}/{'norm_' * 12}": float(n) for n in range(14)})
+    visit(page, stage, instance)
+    charts = page.locator(".metric:visible")
+    expect(charts).to_have_count(12)
+    page.get_by_role("button", name="Show all 14 metrics").click()
+    expect(charts).to_have_count(14)
+    page.set_viewport_size({"width": 360, "height": 740})
+    assert page.locator("#main").evaluate("main => main.scrollWidth") == 360
+    page.get_by_role("button", name="Show only 12").click()
+    expect(charts).to_have_count(12)
+
+
+def test_what_is_selected_stays_selected_while_events_come(page: Page, stage: Stage) -> None:
+    instance = stage.deploy("selected", target=2)
+    visit(page, stage, instance)
+    events = page.locator(".events li")
+    expect(events).to_have_count(2)
+    events.last.evaluate("item => getSelection().selectAllChildren(item)")
+    before = page.evaluate("String(getSelection())")
+    assert "Created" in before
+    stage.do(stage.world.plane.scale("ann", instance, 3))
+    expect(events.filter(has_text="world goes from 2 to 3 ranks")).to_have_count(1)
+    assert page.evaluate("String(getSelection())") == before
+    texts = events.all_inner_texts()
+    assert len(texts) == len(set(texts))
+
+
+def test_a_thousand_reasons_are_not_a_sentence(page: Page, stage: Stage) -> None:
+    stage.actors.queue = "waits for GPU {}"
+    try:
+        instance = stage.deploy("reasons", target=64, max=64)
+    finally:
+        stage.actors.queue = ""
+    visit(page, stage, instance)
+    why = page.locator(".run-head .why")
+    expect(why).to_contain_text("waits for GPU 3")
+    expect(why).to_contain_text(f"(all of it: basilica train why {instance})")
+    assert len(why.inner_text()) < 700

@@ -14,6 +14,7 @@ import pytest
 from basilica.core.errors import StoreUnavailable
 from basilica.ports import ApiKey
 from basilica.server import page as page_module
+from basilica.server import streams
 from basilica.server.sessions import LINK_SECONDS, LINKS_KEPT, SESSION_SECONDS, SESSIONS_KEPT, Sessions
 from tests.support.world import Sse, World, a_request, error_of, key_of, story
 
@@ -271,6 +272,39 @@ async def test_a_revoked_key_takes_its_sessions_along(world: World) -> None:
 
 
 @story
+@pytest.mark.parametrize("end", ["logout", "revoked"])
+async def test_what_is_being_read_ends_with_the_session(world: World, end: str) -> None:
+    instance = await world.deploy(target=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(streams, "ASK_AGAIN_SECONDS", 0.0)
+        async with world.listening() as client, logged_in(world) as browser, asyncio.TaskGroup() as readers:
+            cookies = {"Cookie": "; ".join(f"{name}={value}" for name, value in browser.cookies.items())}
+            begun: asyncio.Queue[None] = asyncio.Queue()
+
+            async def read(path: str) -> None:
+                async with (
+                    httpx.AsyncClient(base_url=client.base_url, trust_env=False, timeout=20) as reader,
+                    reader.stream("GET", path, headers=cookies) as response,
+                ):
+                    assert response.status_code == 200
+                    async for _ in response.aiter_bytes():
+                        begun.put_nowait(None)
+
+            paths = ("/watch", f"/deployments/{instance}/watch", f"/deployments/{instance}/logs?follow=true")
+            await world.runtime.write(instance, 0, "first")
+            for path in paths:
+                readers.create_task(read(path))
+                await begun.get()
+            if end == "logout":
+                await browser.post("/console/logout", headers=OURS)
+            else:
+                [key] = [key for key in await world.keys.keys() if key.user == "ann"]
+                await world.keys.revoke_key(key.id)
+            await world.runtime.write(instance, 0, "second")
+            await world.plane.scale("ann", instance, 2)
+
+
+@story
 async def test_a_key_counts_more_than_a_cookie(world: World) -> None:
     async with logged_in(world) as browser:
         answer = await browser.get("/console/session", headers={"Authorization": f"Bearer {key_of('bob')}"})
@@ -288,6 +322,7 @@ async def test_every_answer_is_safe_in_a_browser(world: World) -> None:
             answer = await browser.get(path)
             assert answer.headers["x-content-type-options"] == "nosniff"
             assert answer.headers["content-security-policy"] == "default-src 'none'; frame-ancestors 'none'"
+            assert answer.headers["cache-control"] == "no-store"
 
 
 # ---- all runs as they change -----------------------------------------------------------------------------------------
@@ -334,6 +369,7 @@ async def test_the_stream_tells_of_all_runs_and_of_every_change(world: World) ->
         assert row["worldSize"] == {"ready": 2, "target": 2, "min": 1, "max": 8, "belowMinimum": False}
         assert row["lastEvent"]["reason"] == "WorldReady"
         assert row["usage"]["gpuSeconds"] == 0
+        assert row["usage"]["until"] >= row["createdAt"]
         second = await world.deploy("second")
         await changes(reader, lambda r: r.rows.get(second, {}).get("phase") == "ready")
         await world.end(instance, 0, 0)

@@ -5,6 +5,7 @@ import asyncio
 import httpx
 import pytest
 
+from basilica.core.seen import Stalled
 from basilica.server import streams
 from tests.support.world import SseReader, World, error_of, story
 
@@ -103,6 +104,29 @@ async def test_while_nothing_happens_the_connection_is_kept_alive(world: World) 
             while await anext(lines) != ": still here":
                 pass
             assert [await anext(lines) for _ in range(4)] == ["", ": still here", "", ": still here"]
+
+
+@story
+async def test_who_follows_reports_is_told_what_time_alone_changes(world: World) -> None:
+    """For how long a rank has been silent: nothing else happens meanwhile."""
+    instance = await world.deploy(target=1)
+    world.runtime.stall(instance, 0, Stalled(since=world.clock.now() - 61, usual_step_seconds=1.0))
+    stalled = await world.until(instance, lambda d: d.status.ranks[0].stalled is not None)
+    path = f"/deployments/{instance}/watch"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(streams, "KEEP_ALIVE_SECONDS", 0.01)
+        async with (
+            world.listening() as client,
+            client.stream("GET", path, params={"reported_since": 0}) as response,
+        ):
+            reader = SseReader(response)
+            first = await reader.next()
+            assert "over 1 min" in first.data["distributed"]["blockedOn"]
+            later = world.clock.now() + 3600
+            patch.setattr(world.clock, "now", lambda: later)
+            second = await reader.next()
+    assert "over 1 h" in second.data["distributed"]["blockedOn"]
+    assert first.id == second.id == stalled.version
 
 
 @story

@@ -6,13 +6,13 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from basilica.controller.step import run_of
 from basilica.core.deployment import Deployment
 from basilica.core.errors import DeploymentNotFound, ValidationError
 from basilica.ports import LogChunk, Run, Runtime, Store
-from basilica.server.streams import cancel, next_change
+from basilica.server.streams import LastingResponse, cancel, next_change
 
 NDJSON = "application/x-ndjson"
 
@@ -50,7 +50,7 @@ async def answer_logs(
     if not query.follow:
         return Response(b"".join(style.encode(c) for c in chunks), media_type=media)
     follower = LogFollower(store, runtime, closing, query.ranks, cursors)
-    return StreamingResponse(_stream(chunks, follower, deployment, style), media_type=media)
+    return LastingResponse(_stream(chunks, follower, deployment, style), media_type=media)
 
 
 def parse_cursors(text: str | None) -> dict[int, str]:

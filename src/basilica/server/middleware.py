@@ -1,11 +1,12 @@
 """Around every request: who asks, how large the body may be, and how long it took."""
 
 import time
+from functools import partial
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from basilica.core.errors import BasilicaError
+from basilica.core.errors import AuthenticationError, BasilicaError
 from basilica.ports import Keys
 from basilica.server.metrics import Metrics
 from basilica.server.problems import answer, plain
@@ -16,8 +17,9 @@ MAX_ARCHIVE = 512 << 20
 ARCHIVES = "/archives"
 OPEN_PATHS = ("/", "/console/login", "/health", "/metrics", "/openapi.json", "/docs")
 OPEN_PREFIXES = ("/public/", "/console/assets/")
-# Browsers ask us too: what ranks wrote must never be taken for a page, whatever is in it.
+# Browsers ask us too: what ranks wrote must never be taken for a page, whatever is in it, nor stay on their disk.
 IN_BROWSERS = {
+    "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
@@ -67,7 +69,8 @@ class Gate:
             except BasilicaError as error:
                 await answer(error)(scope, receive, send)
                 return
-            scope.setdefault("state", {})["user"] = user
+            allowed = partial(self._is_allowed, scope["method"], headers)
+            scope.setdefault("state", {}).update(user=user, allowed=allowed)
         limit = MAX_ARCHIVE if path == ARCHIVES else MAX_BODY
         too_large = plain(413, f"the body is larger than {limit} bytes")
         length = headers.get("content-length", "0")
@@ -89,3 +92,11 @@ class Gate:
             await self._app(scope, counting_receive, send)
         except BodyTooLarge:
             await too_large(scope, receive, send)
+
+    async def _is_allowed(self, method: str, headers: Headers) -> bool:
+        """Asked again by answers that go on: a session or a key may end before them."""
+        try:
+            await user_of(self._keys, self._sessions, method, headers)
+        except AuthenticationError:
+            return False
+        return True

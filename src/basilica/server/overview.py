@@ -74,7 +74,7 @@ async def watch_all(plane: ControlPlane, user: str, since: int, closing: asyncio
 
 async def _row(plane: ControlPlane, deployment: Deployment) -> RunRow:
     last = await plane.store.events(deployment.instance, limit=1)
-    return render_row(deployment, last[0] if last else None, plane.clock.now())
+    return render_row(deployment, last[0] if last else None, plane.clock.now(), plane.unattended())
 
 
 def _event(changes: RunChanges, version: int | None) -> bytes:

@@ -13,7 +13,7 @@ from typing import Annotated
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Header, Query, Request
-from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.responses import RedirectResponse, Response
 
 from basilica import __version__
 from basilica.ports import Keys
@@ -22,6 +22,7 @@ from basilica.server.control import ControlPlane
 from basilica.server.overview import watch_all
 from basilica.server.problems import plain
 from basilica.server.sessions import SESSION_SECONDS, Sessions
+from basilica.server.streams import LastingResponse
 from basilica.wire.base import Outgoing, rfc3339
 from basilica.wire.console import BrowserSession, LoggedOut, LoginLink, RunChanges
 
@@ -134,7 +135,7 @@ def add_console(router: APIRouter, plane: ControlPlane, keys: Keys, sessions: Se
         reader can go on from there."""
         user: str = request.scope["state"]["user"]
         changes = watch_all(plane, user, since if last_event_id is None else last_event_id, closing)
-        return StreamingResponse(changes, media_type=EVENTS, headers={"Cache-Control": "no-store"})
+        return LastingResponse(changes, media_type=EVENTS)
 
 
 _SSE = {

@@ -22,7 +22,7 @@ from basilica.server.logs import NDJSON, LogQuery, answer_logs, parse_cursors
 from basilica.server.metrics import Metrics
 from basilica.server.outputs import render_results, stream_output
 from basilica.server.reports import Fresh, last_reports, newest
-from basilica.server.streams import next_change, wait_until_removed, watch
+from basilica.server.streams import LastingResponse, next_change, wait_until_removed, watch
 from basilica.wire import requests as inc
 from basilica.wire import responses as out
 from basilica.wire.base import Outgoing, rfc3339, rfc3339_or_none
@@ -151,7 +151,7 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
         fresh = None if reported_since is None else Fresh(plane.runtime, reported_since)
         if wait is None:
             events = watch(plane.store, deployment, since, reported, closing, fresh=fresh)
-            return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+            return LastingResponse(events, media_type="text/event-stream")
         also = None if fresh is None else fresh.wait(deployment)
         changed = await next_change(
             plane.store, deployment.instance, since, closing, seconds=wait, reader=request, also=also

@@ -1,17 +1,45 @@
 """Answers that go on: a run's changes as server-sent events."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+import contextlib
+import time
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, Literal
 
 from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from basilica.core.deployment import Deployment
 from basilica.core.errors import DeploymentNotFound
+from basilica.core.phase import RankPhase
 from basilica.ports import Store
 from basilica.server.reports import Fresh
 
 KEEP_ALIVE_SECONDS = 15.0
+ASK_AGAIN_SECONDS = 5.0  # whether the reader may still read
+COUNTDOWN_SECONDS = 2.0  # while the run says in how many seconds a rank starts again
+
+
+class LastingResponse(StreamingResponse):
+    """An answer that goes on. It ends soon after the session or the key that it was asked for with."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.body_iterator = _while_allowed(self.body_iterator, scope["state"]["allowed"])
+        await super().__call__(scope, receive, send)
+
+
+async def _while_allowed(
+    chunks: AsyncIterable[Any], allowed: Callable[[], Awaitable[bool]]
+) -> AsyncGenerator[Any, None]:
+    asked = time.monotonic()
+    async with contextlib.aclosing(chunks):  # type: ignore[type-var]
+        async for chunk in chunks:
+            if time.monotonic() - asked >= ASK_AGAIN_SECONDS:
+                asked = time.monotonic()
+                if not await allowed():
+                    return
+            yield chunk
 
 
 async def watch(
@@ -24,33 +52,39 @@ async def watch(
     fresh: Fresh | None = None,
 ) -> AsyncIterator[bytes]:
     """Every change of a run newer than `since`, until it is settled or deleted. States, not differences: a reader
-    that was away misses no news, only steps in between. With `fresh`, also its state with what ranks reported since;
-    `render` tells up to when."""
-    deployment, version = first, since
+    that was away misses no news, only steps in between. With `fresh`, also its state with what ranks reported since
+    (`render` tells up to when), and when time alone has changed what it says: how long a rank has been silent."""
+    deployment, version, told = first, since, b""
     while not closing.is_set():
         if deployment.version > version:
             version = deployment.version
-            body, reported = await render(deployment)
+            told, reported = await render(deployment)
             if fresh is not None:
                 fresh.shown(reported)
-            yield sse("status", body, version)
+            yield sse("status", told, version)
         if deployment.status.settled:  # also for a reader that had seen this much when its connection broke
             yield sse("end", b"{}", version)
             return
         try:
             also = None if fresh is None else fresh.wait(deployment)
-            changed = await next_change(store, deployment.instance, version, closing, also=also)
+            seconds = COUNTDOWN_SECONDS if fresh is not None and _counts_down(deployment) else KEEP_ALIVE_SECONDS
+            changed = await next_change(store, deployment.instance, version, closing, seconds=seconds, also=also)
         except DeploymentNotFound:
             yield sse("deleted", b"{}", version)
             return
         body, reported = (b"", 0.0) if fresh is None or changed is not None else await render(deployment)
         if changed is not None:
             deployment = changed
-        elif fresh is not None and reported > fresh.seen:
+        elif fresh is not None and body != told:
+            told = body
             fresh.shown(reported)
-            yield sse("status", body, version)
+            yield sse("status", told, version)
         else:
             yield b": still here\n\n"
+
+
+def _counts_down(deployment: Deployment) -> bool:
+    return any(rank.phase is RankPhase.WAITING and rank.restart_at is not None for rank in deployment.status.ranks)
 
 
 async def next_change(

@@ -1,13 +1,12 @@
 """What the console in the browser asks for beyond what every client does."""
 
-from basilica.core import metering
 from basilica.core.deployment import Deployment
 from basilica.core.events import RecordedEvent
 from basilica.core.phase import RankPhase
 from basilica.core.why import why
 from basilica.wire import responses as out
 from basilica.wire.base import Outgoing
-from basilica.wire.render import render_event, render_summary
+from basilica.wire.render import render_event, render_summary, render_usage
 
 
 class LoginLink(Outgoing):
@@ -46,12 +45,14 @@ class RunChanges(Outgoing):
     all: list[str] | None = None
 
 
-def render_row(deployment: Deployment, last: RecordedEvent | None, now: float) -> RunRow:
-    usage = metering.total(deployment.status)
+def render_row(
+    deployment: Deployment, last: RecordedEvent | None, now: float, unattended: float | None = None
+) -> RunRow:
+    """`unattended`: for how many seconds nobody has looked after runs, if that is a cause for concern."""
     return RunRow(
         **dict(render_summary(deployment)),
-        usage=out.UsageView(rank_seconds=usage.rank_seconds, gpu_seconds=usage.gpu_seconds),
-        blocked_on=why(deployment.spec, deployment.status, now),
+        usage=render_usage(deployment.status),
+        blocked_on=why(deployment.spec, deployment.status, now, unattended),
         stalled=sum(rank.stalled is not None and rank.phase is RankPhase.RUNNING for rank in deployment.status.ranks),
         last_event=None if last is None else render_event(last),
     )

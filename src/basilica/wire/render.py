@@ -204,6 +204,17 @@ def _render_bench_result(result: BenchResult) -> out.BenchResultView:
     )
 
 
+def render_usage(status: DeploymentStatus) -> out.UsageView:
+    usage = metering.total(status)
+    counted = [(rank.gpus, rank.metered_until) for rank in status.ranks if rank.metered_until is not None]
+    return out.UsageView(
+        rank_seconds=usage.rank_seconds,
+        gpu_seconds=usage.gpu_seconds,
+        gpus=sum(gpus for gpus, _ in counted),
+        until=rfc3339_or_none(max((until for _, until in counted), default=None)),
+    )
+
+
 def render_distributed(
     instance: str,
     spec: DeploymentSpec,
@@ -215,7 +226,6 @@ def render_distributed(
 ) -> out.Distributed:
     culprit = culprit_of(status)
     resize = status.last_resize
-    usage = metering.total(status)
     return out.Distributed(
         world_size=render_world(spec, status),
         transport="direct-mesh" if status.mesh is None else status.mesh.transport,
@@ -246,7 +256,7 @@ def render_distributed(
         settled=status.settled,
         blocked_on=why(spec, status, now, unattended),
         culprit=None if culprit is None else render_culprit(culprit),
-        usage=out.UsageView(rank_seconds=usage.rank_seconds, gpu_seconds=usage.gpu_seconds),
+        usage=render_usage(status),
     )
 
 

@@ -153,8 +153,12 @@ class BenchView(Outgoing):
 
 
 class UsageView(Outgoing):
+    """What was seen to run: ranks that still do are counted up to `until`, and `gpus` are at work since."""
+
     rank_seconds: float
     gpu_seconds: float
+    gpus: int = 0
+    until: str | None = None
 
 
 class Distributed(Outgoing):

@@ -23,7 +23,7 @@ VERSION = importlib.metadata.version("basilica-sdk")
 OLDER = VERSION == "0.29.0"  # no phase, rank exits or wait_until_complete; `deploy_distributed` is public
 
 PATIENCE = 30.0
-DEPLOY_TIMEOUT = 15  # from 10 to 19 the client looks once a second
+DEPLOY_TIMEOUT = 19  # from 10 to 19 the client looks once a second
 
 Seen = TypeVar("Seen")
 Story = Callable[["User"], Any]

@@ -2,7 +2,7 @@
 
 import { pathOf, post, remove } from "./api.js";
 import { confirm } from "./dialog.js";
-import { announce, el, setText } from "./dom.js";
+import { announce, el, setAttribute, setText } from "./dom.js";
 import { clean, plural } from "./format.js";
 import { copyButton } from "./parts.js";
 import { isEnded } from "./words.js";
@@ -30,30 +30,36 @@ export function actions(app, name) {
   const element = el("div", { class: "actions", hidden: true }, form, cancel, drop);
   let run = null;
   let shown = null; // the target that the field was filled with: what somebody typed is left alone
+  let busy = false;
 
+  /** One thing at a time. The buttons only look disabled meanwhile: one that really is loses the focus. */
   async function act(work, done) {
     said.hidden = true;
-    for (const button of [apply, cancel, drop]) button.disabled = true;
+    busy = true;
+    for (const button of [apply, cancel, drop]) setAttribute(button, "aria-disabled", "true");
     try {
       await work();
-      if (done) announce(done);
+      announce(done);
     } catch (error) {
       setText(said, clean(error.message));
       said.hidden = false;
     } finally {
-      for (const button of [apply, cancel, drop]) button.disabled = false;
+      busy = false;
+      for (const button of [apply, cancel, drop]) setAttribute(button, "aria-disabled", null);
       if (run) update(run);
     }
   }
 
   form.addEventListener("submit", (event) => {
     event.preventDefault();
+    if (busy) return;
     const wanted = Number(target.value);
     shown = wanted;
     act(() => post(`${pathOf(name)}/scale-distributed`, { target: wanted }), `scaling to ${plural(wanted, "rank")}`);
   });
 
   cancel.addEventListener("click", async () => {
+    if (busy) return;
     const text = "Its ranks are stopped. The record, the logs and the checkpoints stay.";
     if (
       await confirm(
@@ -67,6 +73,7 @@ export function actions(app, name) {
   });
 
   drop.addEventListener("click", async () => {
+    if (busy || run.state === "Terminating") return;
     const live = isEnded(run.phase) ? "" : " What still runs is stopped first.";
     const text = `Its record, logs and checkpoints are removed.${live} This cannot be undone.`;
     if (
@@ -87,10 +94,12 @@ export function actions(app, name) {
     run = next;
     const { worldSize } = run.distributed;
     const over = isEnded(run.phase) || run.state === "Terminating";
+    const focused = document.activeElement;
     element.hidden = false;
     form.hidden = over || worldSize.min === worldSize.max;
     cancel.hidden = over;
-    drop.disabled = run.state === "Terminating";
+    if (over && (focused === cancel || form.contains(focused))) drop.focus(); // what had the focus is gone
+    setAttribute(drop, "aria-disabled", busy || run.state === "Terminating" ? "true" : null);
     target.min = worldSize.min;
     target.max = worldSize.max;
     target.title = `between ${worldSize.min} and ${worldSize.max}`;
@@ -105,6 +114,7 @@ export function actions(app, name) {
     said,
     update,
     gone() {
+      if (element.contains(document.activeElement)) document.getElementById("main").focus();
       element.hidden = true;
     },
   };

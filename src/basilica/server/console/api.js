@@ -1,6 +1,7 @@
 // Asking the server. The session's cookie goes along by itself; no script can read it.
 
 const OURS = { "X-Basilica-Console": "1" }; // without it the server changes nothing for a browser
+const PATIENCE = 30_000; // for a whole answer: a connection that is dead without a word must not be waited for for ever
 
 /** What the server refused, in its own words; `status` 0 if it did not answer. */
 export class Refused extends Error {
@@ -42,14 +43,18 @@ export async function open(path, { method = "GET", headers = {}, body, signal } 
   throw new Refused(answer.status, message);
 }
 
-export async function get(path, options = {}) {
-  return (await open(path, options)).json();
-}
+export const get = (path, options = {}) => ask(path, options);
+export const post = (path, body = {}) => ask(path, { method: "POST", body });
+export const remove = (path) => ask(path, { method: "DELETE" });
 
-export async function post(path, body = {}) {
-  return (await open(path, { method: "POST", body })).json();
-}
-
-export async function remove(path) {
-  return (await open(path, { method: "DELETE" })).json();
+/** A whole answer. One that does not come, or breaks off, is `Refused`; only who asked can end it otherwise. */
+async function ask(path, { signal: left, ...options }) {
+  const patience = AbortSignal.timeout(PATIENCE);
+  const signal = left === undefined ? patience : AbortSignal.any([left, patience]);
+  try {
+    return await (await open(path, { ...options, signal })).json();
+  } catch (error) {
+    if (error instanceof Refused || left?.aborted) throw error;
+    throw new Refused(0, "the server does not answer");
+  }
 }

@@ -11,6 +11,7 @@ import { openRun } from "./run.js";
 const main = document.getElementById("main");
 const theme = window.basilicaTheme;
 const keys = new Keys();
+const START_AGAIN = 2000;
 let close = () => {};
 let ahead = 0; // the server's clock, less ours
 
@@ -25,32 +26,54 @@ const app = {
 
 // ---- the connection ------------------------------------------------------------------------------------------------
 
+// The worst first: the page is as live as the least of what it follows.
+const LINK_STATES = {
+  lost: "Connection lost",
+  refused: "Stopped",
+  connecting: "Connecting",
+  live: "Live",
+  ended: "Complete",
+};
+const links = new Map(); // by what is followed: how the connection of each stands
+const lost = document.getElementById("lost");
+const lostWhy = lost.appendChild(el("span", {}));
+const lostNext = lost.appendChild(el("span", { "aria-hidden": "true" }));
 let countdown;
 
-function linkState(state, problem, pause) {
+/** Is told by each stream of a page, `what`, how it stands; see `Stream`. */
+function linkState(what, state, problem, pause) {
+  if (state === "refused" && problem.status === 401) return signedOut(problem.message);
+  if (state === "trying") links.set(what, { ...links.get(what), until: null });
+  else links.set(what, { state, problem, until: Date.now() + pause });
+  drawLinks();
+}
+
+function unlink() {
+  links.clear();
+  clearInterval(countdown);
+}
+
+function drawLinks() {
+  const found = [...links.values()];
+  const state = Object.keys(LINK_STATES).find((name) => found.some((link) => link.state === name));
   const element = document.getElementById("link-state");
-  const lost = document.getElementById("lost");
   clearInterval(countdown);
   element.hidden = false;
   element.dataset.state = state;
-  if (state === "refused") {
-    lost.hidden = true; // nothing goes on by itself any more
-    if (problem.status === 401) return signedOut(problem.message);
-    setText(element, "Stopped");
-    return;
-  }
-  setText(element, { connecting: "Connecting", live: "Live", lost: "Connection lost", ended: "Complete" }[state]);
+  setText(element, LINK_STATES[state]);
   if (state !== "lost") {
     if (!lost.hidden && state === "live") announce("connected again");
     lost.hidden = true;
     return;
   }
-  const until = Date.now() + pause;
-  const count = el("span", { "aria-hidden": "true" });
-  lost.replaceChildren(`Connection lost: ${clean(problem)}. What you see may be old; it goes on by itself. `, count);
-  lost.hidden = false;
-  const tick = () => setText(count, `Next try in ${duration(Math.max(0, Math.ceil((until - Date.now()) / 1000)))}.`);
+  const { problem, until } = found.find((link) => link.state === "lost");
+  const tick = () => {
+    const left = Math.max(0, Math.ceil((until - Date.now()) / 1000));
+    setText(lostNext, left > 0 ? `Next try in ${duration(left)}.` : "Trying now…");
+  };
+  setText(lostWhy, `Connection lost: ${clean(problem)}. What you see may be old; it goes on by itself. `);
   tick();
+  lost.hidden = false;
   countdown = setInterval(tick, 500);
 }
 
@@ -59,6 +82,7 @@ function linkState(state, problem, pause) {
 function route() {
   close();
   close = () => {};
+  unlink();
   const [path, query = ""] = location.hash.replace(/^#/, "").split("?");
   const [, page, name, tab] = path.split("/");
   main.scrollTop = 0;
@@ -81,8 +105,8 @@ function decoded(text) {
 function signedOut(why) {
   close();
   close = () => {};
-  clearInterval(countdown);
-  document.getElementById("lost").hidden = true;
+  unlink();
+  lost.hidden = true;
   for (const id of ["link-state", "user", "logout"]) document.getElementById(id).hidden = true;
   app.crumb("");
   app.title("Not logged in");
@@ -123,11 +147,13 @@ async function start() {
           : "This browser has no session with this server, or it has ended.",
       );
     }
-    linkState("lost", error.message, 2000);
-    setTimeout(start, 2000);
+    linkState("session", "lost", error.message, START_AGAIN);
+    setTimeout(() => {
+      linkState("session", "trying");
+      start();
+    }, START_AGAIN);
     return;
   }
-  document.getElementById("lost").hidden = true;
   addEventListener("hashchange", () => {
     route();
     main.focus({ preventScroll: true }); // a new page begins to be read at its beginning

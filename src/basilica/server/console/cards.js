@@ -1,7 +1,7 @@
 // What went wrong: the rank that failed first, and the ranks that have fallen silent.
 
 import { el, replace, setText } from "./dom.js";
-import { clean, cleanLines, duration, logLine } from "./format.js";
+import { clean, cleanLines, clock, duration, logLine } from "./format.js";
 
 /** Who failed first, why we think so, and its last words. */
 export function culpritCard() {
@@ -59,7 +59,7 @@ function lastLines({ logTail, traceback }) {
 }
 
 /** The ranks that have stopped reporting, the one that fell silent first with its stack. */
-export function stallCard() {
+export function stallCard(app) {
   const heading = el("h2", { id: "h-stall" });
   const facts = el("ul", { class: "stalls" });
   const stack = el("div", {});
@@ -91,7 +91,7 @@ export function stallCard() {
             el(
               "li",
               {},
-              `rank ${rank}: silent since ${new Date(stalled.since).toLocaleTimeString("en-GB")}, `,
+              `rank ${rank}: silent since ${clock(stalled.since, app.now())}, `,
               `usually a step every ${duration(stalled.usualStepSeconds)}`,
               stalled.where ? `; its main thread is in ${clean(stalled.where)}` : "",
             ),

@@ -74,7 +74,7 @@ export function chart() {
     };
     const spread = band.filter(([, low, high]) => Number.isFinite(low) && Number.isFinite(high));
     const outline = [...spread.map(([x, , high]) => [x, high]), ...spread.map(([x, low]) => [x, low]).reverse()];
-    const wide = logX ? [] : ticks(x0, x1, Math.max(2, Math.floor(width / 110)));
+    const wide = logX ? [] : ticks(x0, x1, Math.max(4, Math.floor(width / 110)));
     const logs = logX ? all.map(([x]) => x).filter((x, i, a) => a.indexOf(x) === i) : [];
     const every = Math.ceil(logs.length / Math.max(2, Math.floor(width / 70)));
     drawing.setAttribute("width", width);

@@ -28,6 +28,15 @@ export function replace(element, ...children) {
   element.replaceChildren(...children.filter((child) => child !== null));
 }
 
+/** Brings elements into an order. One that is in its place is not touched: it keeps its focus and what is selected. */
+export function arrange(parent, elements) {
+  let at = parent.firstElementChild;
+  for (const element of elements) {
+    if (element === at) at = at.nextElementSibling;
+    else parent.insertBefore(element, at);
+  }
+}
+
 /** Changes a text only if it is another: an unchanged node costs no layout, and nothing is read out again. */
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
@@ -38,7 +47,8 @@ export function setAttribute(element, name, value) {
   else if (element.getAttribute(name) !== String(value)) element.setAttribute(name, String(value));
 }
 
-/** Says something to screen readers, once. */
+/** Says something to screen readers, also if it is the same as before. */
 export function announce(text) {
-  setText(document.getElementById("said"), text);
+  const said = document.getElementById("said");
+  said.textContent = said.textContent === text ? `${text}\u00a0` : text;
 }

@@ -1,8 +1,14 @@
 // How things read: durations, numbers, and text that others wrote.
 
-// Controls, and marks that reorder text on the screen, so that it reads as something else than it is.
-const ACTING = /[\u0000-\u0008\u000a-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]/gu;
-const COLOUR = /\u001b\[[0-9;:]*m/g;
+// Controls, and marks that reorder text on the screen or take no room on it, so that it reads as something else than it
+// is. The two that join letters (U+200C and U+200D) stay: some scripts cannot be written without them.
+const ACTING = new RegExp(
+  "[\\u0000-\\u0008\\u000a-\\u001f\\u007f-\\u009f\\u00ad\\u061c\\u180e\\u200b\\u200e\\u200f\\u2028-\\u202e" +
+    "\\u2060-\\u206f\\ud800-\\udfff\\ufeff\\ufff9-\\ufffb\\u{e0000}-\\u{e007f}]",
+  "gu",
+);
+// What a terminal would do and not show: colours, movements of its cursor, titles, and links around a text.
+const TERMINAL = /\u001b(?:\[[0-?]*[ -/]*[@-~]|\][^\u0007\u001b]*(?:\u0007|\u001b\\)|[()][0-9A-B])/g;
 const LONGEST = 4000;
 
 /** Foreign text in which nothing acts: control characters are shown as escapes. */
@@ -10,13 +16,14 @@ export function clean(text) {
   return String(text ?? "").replace(ACTING, (c) => "\\u" + c.codePointAt(0).toString(16).padStart(4, "0"));
 }
 
-/** A log line: colours dropped, what a carriage return overwrote left out, and cut where nobody reads on. */
+/** A log line: what is for a terminal dropped, what was overwritten left out, and cut where nobody reads on. */
 export function logLine(text) {
   let shown = text;
-  if (text.includes("\r")) shown = text.split("\r").filter(Boolean).at(-1) ?? "";
-  shown = clean(shown.replace(COLOUR, ""));
-  if (shown.length <= LONGEST) return shown;
-  return `${shown.slice(0, LONGEST)} … (${shown.length - LONGEST} more characters are in the download)`;
+  if (text.includes("\u001b")) shown = shown.replace(TERMINAL, "");
+  if (shown.includes("\r")) shown = shown.split("\r").filter(Boolean).at(-1) ?? "";
+  if (shown.length <= LONGEST) return clean(shown);
+  const more = grouped(shown.length - LONGEST);
+  return `${clean(shown.slice(0, LONGEST))} … (${more} more characters are in the download)`;
 }
 
 /** Several lines: tracebacks and stacks. */
@@ -39,15 +46,29 @@ export function duration(seconds) {
   return `${Math.floor(whole / 86400)}d${Math.floor((whole % 86400) / 3600)}h`;
 }
 
+/** `12s`, `5m`, `3h`, `4d`: how long ago something was, at a glance. */
+export function about(then, now) {
+  const seconds = Math.max(0, Math.floor((now - then) / 1000));
+  if (seconds < 60) return `${seconds}s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)}m`;
+  if (seconds < 86400) return `${Math.floor(seconds / 3600)}h`;
+  return `${Math.floor(seconds / 86400)}d`;
+}
+
 /** Whole seconds, as an age that is looked at again and again should be. */
 export function age(then, now) {
   return duration(Math.max(0, Math.floor((now - then) / 1000)));
 }
 
+/** What a run has used by now: what was seen, and what runs since then. */
+export function gpuSeconds({ gpuSeconds: seen, gpus, until }, now) {
+  return seen + (until === undefined ? 0 : (gpus * Math.max(0, now - Date.parse(until))) / 1000);
+}
+
 export function gpuHours(gpuSeconds) {
   const hours = gpuSeconds / 3600;
   if (hours === 0) return "–";
-  return hours < 0.1 ? "<0.1" : hours < 100 ? hours.toFixed(1) : Math.round(hours).toLocaleString("en");
+  return hours < 0.1 ? "<0.1" : hours < 100 ? hours.toFixed(1) : grouped(Math.round(hours));
 }
 
 /** A number in about four digits. */
@@ -80,6 +101,11 @@ export function clock(moment, now) {
   return then.toDateString() === new Date(now).toDateString() ? time : `${DAY.format(then)} ${time}`;
 }
 
+const GROUPED = new Intl.NumberFormat("en");
+
+/** `1,024` */
+export const grouped = (count) => GROUPED.format(count);
+
 export function plural(count, word) {
-  return `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
+  return `${grouped(count)} ${word}${count === 1 ? "" : "s"}`;
 }

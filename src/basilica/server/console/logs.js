@@ -2,7 +2,7 @@
 
 import { pathOf } from "./api.js";
 import { el, setAttribute, setText } from "./dom.js";
-import { logLine, plural } from "./format.js";
+import { grouped, logLine, plural } from "./format.js";
 import { Stream } from "./stream.js";
 import { Windowed } from "./windowed.js";
 
@@ -11,8 +11,10 @@ const ASKED = 100_000; // lines to begin with, of all ranks together
 const ROW = 19;
 const COLOURS = 8;
 const NDJSON = "application/x-ndjson";
-const ERROR =
-  /\b(Traceback|FATAL|CRITICAL|ERROR|[A-Z]\w*(?:Error|Exception)|panic(?:ked)?|Segmentation fault|Killed)\b/;
+const ERROR = new RegExp(
+  String.raw`\b(?:Traceback|FATAL|CRITICAL|ERROR|[A-Z]\w*(?:Error|Exception)|[Ee]rror(?=:)|panic(?:ked)?|` +
+    String.raw`Segmentation fault|Killed)\b`,
+);
 
 export function openLogs(body, main, app, name, query) {
   let run = null;
@@ -23,7 +25,7 @@ export function openLogs(body, main, app, name, query) {
   let paused = false;
   let waiting = []; // lines that came while paused, the newest of them
   let unread = 0; // how many came
-  let needle = "";
+  let needle = null; // what is looked for, as a pattern
   let onlyMatches = false;
   let matches = []; // indexes into `lines`
   let match = -1;
@@ -53,8 +55,8 @@ export function openLogs(body, main, app, name, query) {
   body.append(tools, el("div", { class: "log-frame" }, box, toEnd));
   main.classList.add("fixed");
 
-  const shown = () => (onlyMatches && needle !== "" ? matches.length : lines.length);
-  const at = (i) => (onlyMatches && needle !== "" ? lines[matches[i]] : lines[i]);
+  const shown = () => (onlyMatches && needle !== null ? matches.length : lines.length);
+  const at = (i) => (onlyMatches && needle !== null ? lines[matches[i]] : lines[i]);
   const view = new Windowed({
     scroller: box,
     list,
@@ -84,7 +86,7 @@ export function openLogs(body, main, app, name, query) {
     const bottom = box.scrollHeight - box.scrollTop - box.clientHeight < ROW * 2;
     for (const line of fresh) {
       lines.push(line);
-      if (needle !== "" && line.text.toLowerCase().includes(needle)) matches.push(lines.length - 1);
+      if (needle?.test(line.text)) matches.push(lines.length - 1);
     }
     if (lines.length > KEPT) {
       const cut = lines.length - KEPT;
@@ -116,11 +118,11 @@ export function openLogs(body, main, app, name, query) {
   function tellFound() {
     setText(
       found,
-      needle === ""
+      needle === null
         ? ""
         : matches.length === 0
           ? "not found"
-          : `${match < 0 ? "" : `${match + 1} of `}${matches.length.toLocaleString("en")}`,
+          : `${match < 0 ? "" : `${match + 1} of `}${grouped(matches.length)}`,
     );
   }
 
@@ -138,14 +140,8 @@ export function openLogs(body, main, app, name, query) {
     const pieces = new Map(); // by rank: lines of a piece whose end has not come yet
     const size = rank === null ? Math.max(1, run?.distributed.ranks.length ?? 1) : 1;
     let begun = false;
-    let lost = false;
     stream = new Stream({
-      state: (state, problem, delay) => {
-        // The run's own stream tells how the connection stands, apart from what has befallen this one alone.
-        if (state === "lost" || state === "refused") app.linkState(state, problem, delay);
-        else if (state === "live" && lost) app.linkState(run?.distributed.settled ? "ended" : "live");
-        lost = state === "lost";
-      },
+      state: (...state) => app.linkState("log", ...state),
       connect: () => {
         pieces.clear();
         const asked = new URLSearchParams({ follow: "true" });
@@ -197,10 +193,10 @@ export function openLogs(body, main, app, name, query) {
   // ---- doing -------------------------------------------------------------------------------------------------------
 
   function find() {
-    needle = search.value.toLowerCase();
+    needle = search.value === "" ? null : literal(search.value);
     matches = [];
     match = -1;
-    if (needle !== "") lines.forEach((line, i) => line.text.toLowerCase().includes(needle) && matches.push(i));
+    if (needle !== null) lines.forEach((line, i) => needle.test(line.text) && matches.push(i));
     tellFound();
     view.draw();
     if (onlyMatches) box.scrollTop = 0;
@@ -216,7 +212,7 @@ export function openLogs(body, main, app, name, query) {
 
   function jump(index, among) {
     marked = lines[index].n;
-    view.reveal(onlyMatches && needle !== "" ? among : index, { centre: true });
+    view.reveal(onlyMatches && needle !== null ? among : index, { centre: true });
     tellEnd();
   }
 
@@ -245,7 +241,7 @@ export function openLogs(body, main, app, name, query) {
       view.draw();
     }
     jump(index, index);
-    setText(found, `line ${(index + 1 + dropped).toLocaleString("en")}`);
+    setText(found, `line ${grouped(index + 1 + dropped)}`);
   }
 
   ranks.addEventListener("change", () => {
@@ -301,7 +297,7 @@ export function openLogs(body, main, app, name, query) {
 
 function fillLine(row, line, needle, withRank, marked) {
   const { gutter, text } = row.parts;
-  const now = `${needle} ${withRank}`;
+  const now = `${needle?.source} ${withRank}`;
   setAttribute(row, "data-marked", line.n === marked ? "" : null);
   if (row.now === now) return;
   row.now = now;
@@ -309,16 +305,20 @@ function fillLine(row, line, needle, withRank, marked) {
   setText(gutter, String(line.rank));
   gutter.dataset.rank = line.rank % COLOURS;
   setAttribute(row, "data-tone", ERROR.test(line.text) ? "bad" : null);
-  if (needle === "") {
+  if (needle === null) {
     text.replaceChildren(line.text);
     return;
   }
-  const low = line.text.toLowerCase();
   const parts = [];
   let from = 0;
-  for (let hit = low.indexOf(needle); hit >= 0; hit = low.indexOf(needle, from)) {
-    parts.push(line.text.slice(from, hit), el("mark", {}, line.text.slice(hit, hit + needle.length)));
-    from = hit + needle.length;
+  for (const { 0: hit, index } of line.text.matchAll(new RegExp(needle, "giu"))) {
+    parts.push(line.text.slice(from, index), el("mark", {}, hit));
+    from = index + hit.length;
   }
   text.replaceChildren(...parts, line.text.slice(from));
+}
+
+/** A pattern of just these characters, in capitals or not. */
+function literal(text) {
+  return new RegExp(text.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&"), "iu");
 }

@@ -2,12 +2,12 @@
 
 import { Refused, get, pathOf } from "./api.js";
 import { chart } from "./chart.js";
-import { el, setText } from "./dom.js";
+import { el, setAttribute, setText } from "./dom.js";
 import { clean, number, plural } from "./format.js";
 import { choices, section } from "./parts.js";
 import { isOfRounds } from "./rounddata.js";
 
-const CHARTS = 12; // a run may report 64 numbers; the rest is in `basilica train metrics`
+const CHARTS = 12; // unless more are asked for: a run may report 64 numbers
 const POINTS = 30_000; // of all curves of one chart, so that a thousand ranks are no heavier than ten
 const EVERY = 2000;
 const SHARE = 5; // what is slow to ask for is asked for less often: a fifth of the time at most
@@ -19,7 +19,8 @@ const value = (v) => (typeof v === "string" ? Number(v) : v); // "NaN" and "Infi
 export function metrics(name) {
   const cards = new Map();
   const grid = el("div", { class: "charts" });
-  const part = section("Metrics", grid);
+  const more = el("button", { type: "button", class: "quiet more", "aria-expanded": "false", hidden: true });
+  const part = section("Metrics", grid, more);
   part.show(false);
   part.side.append(
     choices(
@@ -40,7 +41,16 @@ export function metrics(name) {
   let timer = null;
   let asking = false;
   let next = 0; // when they may be asked for again
+  let whole = false; // whether all metrics are shown
   const left = new AbortController();
+  more.addEventListener("click", () => {
+    whole = !whole;
+    newest = null;
+    next = 0;
+    update(run);
+  });
+
+  const shown = () => reported(run).slice(0, whole ? undefined : CHARTS);
 
   function card(metric) {
     if (!cards.has(metric)) {
@@ -56,10 +66,11 @@ export function metrics(name) {
     asking = true;
     const began = Date.now();
     newest = stamp(run);
-    const names = reported(run);
+    const names = shown();
     const points = Math.min(200, Math.max(20, Math.floor(POINTS / Math.max(1, run.distributed.ranks.length))));
     try {
       for (const metric of names) {
+        if (newest === null) break; // others are wanted by now
         const query = `metric=${encodeURIComponent(metric)}&points=${points}`;
         const { series } = await get(`${pathOf(name)}/series?${query}`, { signal: left.signal });
         card(metric).show(series);
@@ -79,14 +90,21 @@ export function metrics(name) {
     }
   }
 
+  function update(latest) {
+    run = latest;
+    const count = reported(run).length;
+    part.show(count > 0);
+    more.hidden = count <= CHARTS;
+    setText(more, whole ? `Show only ${CHARTS}` : `Show all ${count} metrics`);
+    setAttribute(more, "aria-expanded", String(whole));
+    const wanted = new Set(shown());
+    for (const [metric, card] of cards) card.element.hidden = !wanted.has(metric);
+    if (count > 0) later();
+  }
+
   return {
     element: part,
-    update(latest) {
-      run = latest;
-      const names = reported(run);
-      part.show(names.length > 0);
-      if (names.length > 0) later();
-    },
+    update,
     close() {
       clearTimeout(timer);
       left.abort();
@@ -99,8 +117,7 @@ function reported(run) {
   const loss = (metric) => (metric === "loss" ? 0 : 1);
   return [...names]
     .filter((metric) => !isOfRounds(metric))
-    .sort((a, b) => loss(a) - loss(b) || (a < b ? -1 : 1))
-    .slice(0, CHARTS);
+    .sort((a, b) => loss(a) - loss(b) || (a < b ? -1 : 1));
 }
 
 function stamp(run) {
@@ -117,7 +134,7 @@ function metricCard(metric) {
   const element = el(
     "figure",
     { class: "metric" },
-    el("figcaption", {}, el("span", { class: "mono" }, clean(metric)), last),
+    el("figcaption", {}, el("span", { class: "mono", title: clean(metric) }, clean(metric)), last),
     drawing,
     bad,
   );

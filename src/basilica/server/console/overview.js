@@ -1,12 +1,12 @@
 // The first page: all runs in a table that can be searched, narrowed and sorted.
 
 import { el, setAttribute, setText } from "./dom.js";
-import { age, clean, clock, gpuHours, plural } from "./format.js";
+import { about, age, clean, clock, gpuHours, gpuSeconds, grouped, plural } from "./format.js";
 import { phaseBadge, worldBar } from "./parts.js";
 import { Runs } from "./store.js";
 import { events } from "./stream.js";
 import { Windowed } from "./windowed.js";
-import { GROUPS } from "./words.js";
+import { GROUPS, isEnded } from "./words.js";
 
 const PHASE_ORDER = [
   "failed",
@@ -20,13 +20,13 @@ const PHASE_ORDER = [
   "cancelled",
 ];
 const AGES_EVERY = 5000;
-const NARROW = matchMedia("(max-width: 760px)");
+const NARROW = matchMedia("(max-width: 820px)"); // as in the style sheet
 
 const COLUMNS = [
   { name: "name", label: "Name", by: (r) => r.friendlyName },
   { name: "phase", label: "Phase", by: (r) => PHASE_ORDER.indexOf(r.phase) },
   { name: "world", label: "World", by: (r) => r.worldSize.ready, down: true },
-  { name: "gpu", label: "GPU-hours", by: (r) => r.usage.gpuSeconds, down: true },
+  { name: "gpu", label: "GPU-hours", by: (r, now) => gpuSeconds(r.usage, now), down: true },
   { name: "age", label: "Age", by: (r) => -Date.parse(r.createdAt) },
   { name: "event", label: "Last event", by: (r) => Date.parse(r.lastEvent?.last_timestamp ?? r.createdAt), down: true },
 ];
@@ -97,12 +97,14 @@ export function openOverview(main, app) {
   const list = new Windowed({
     scroller: main,
     list: body,
-    height: () => (NARROW.matches ? 84 : 41), // as in the style sheet
+    height: () => (NARROW.matches ? 84 : 41),
     inset: () => table.firstElementChild.offsetHeight,
     count: () => shown.length,
     key: (i) => shown[i].instanceName,
+    find: (key) => shown.findIndex((row) => row.instanceName === key),
     make: makeRow,
     render: (i, element) => fillRow(element, shown[i], i, app.now()),
+    vanished: (index) => (shown.length > 0 ? focusRow(Math.min(index, shown.length - 1)) : search.focus()),
   });
 
   function matches(row, words) {
@@ -118,14 +120,15 @@ export function openOverview(main, app) {
     const all = [...runs.rows.values()];
     const { by } = COLUMNS.find((c) => c.name === kept.column);
     const sign = kept.down ? -1 : 1;
+    const now = app.now();
     shown = all
       .filter((row) => matches(row, words))
-      .map((row) => [by(row), row])
-      .sort(([a, x], [b, y]) => (a < b ? -sign : a > b ? sign : y.version - x.version))
+      .map((row) => [by(row, now), row])
+      .sort(([a, x], [b, y]) => (a < b ? -sign : a > b ? sign : newerFirst(x, y)))
       .map(([, row]) => row);
     for (const group of GROUPS) {
       const { button, count } = counts.get(group.name);
-      setText(count, all.filter(group.has).length.toLocaleString("en"));
+      setText(count, grouped(all.filter(group.has).length));
       setAttribute(button, "aria-pressed", String(kept.group === group.name));
     }
     for (const head of heads) head.update();
@@ -158,8 +161,10 @@ export function openOverview(main, app) {
     const at = links.indexOf(document.activeElement);
     const key = at < 0 ? null : document.activeElement.closest("[role=row]").dataset.key;
     const from = key === null ? (by > 0 ? -1 : shown.length) : shown.findIndex((row) => row.instanceName === key);
-    const index = Math.min(Math.max(from + by, 0), shown.length - 1);
-    if (shown.length === 0) return;
+    if (shown.length > 0) focusRow(Math.min(Math.max(from + by, 0), shown.length - 1));
+  }
+
+  function focusRow(index) {
     list.reveal(index);
     list.elementOf(shown[index].instanceName)?.querySelector("a").focus({ preventScroll: true });
   }
@@ -195,7 +200,7 @@ export function openOverview(main, app) {
   const ages = setInterval(() => list.draw(), AGES_EVERY);
   const stream = events("watch", {
     event: (_, changes) => runs.apply(changes),
-    state: (...state) => app.linkState(...state),
+    state: (...state) => app.linkState("runs", ...state),
   });
 
   return () => {
@@ -205,6 +210,12 @@ export function openOverview(main, app) {
     keys();
     list.close();
   };
+}
+
+/** Runs that are alike keep their places, whatever happens to them meanwhile. */
+function newerFirst(x, y) {
+  if (x.createdAt !== y.createdAt) return x.createdAt < y.createdAt ? 1 : -1;
+  return x.instanceName < y.instanceName ? -1 : 1;
 }
 
 function makeRow() {
@@ -218,6 +229,7 @@ function makeRow() {
   const old = el("span", {});
   const reason = el("span", { class: "reason" });
   const message = el("span", { class: "dim message" });
+  const when = el("span", { class: "dim when" });
   const row = el(
     "div",
     { role: "row", class: "run-row" },
@@ -226,9 +238,9 @@ function makeRow() {
     cell("world", world),
     cell("gpu", gpu),
     cell("age", old),
-    cell("event", reason, message),
+    cell("event", reason, message, when),
   );
-  row.parts = { link, instance, phase, stalled, world, gpu, old, reason, message };
+  row.parts = { link, instance, phase, stalled, world, gpu, old, reason, message, when };
   // The whole row leads to the run; the link in it is what keyboards and screen readers use.
   row.addEventListener("click", (event) => {
     if (!event.target.closest("a") && String(getSelection()) === "") link.click();
@@ -237,9 +249,13 @@ function makeRow() {
 }
 
 function fillRow(element, run, index, now) {
-  const { link, instance, phase, stalled, world, gpu, old, reason, message } = element.parts;
+  const { link, instance, phase, stalled, world, gpu, old, reason, message, when } = element.parts;
+  const event = run.lastEvent;
+  const used = gpuSeconds(run.usage, now);
   setAttribute(element, "aria-rowindex", index + 2);
   setText(old, age(Date.parse(run.createdAt), now));
+  setText(gpu, gpuHours(used));
+  setText(when, event ? `${about(Date.parse(event.last_timestamp), now)} ago` : "");
   if (element.version === run.version) return;
   element.version = run.version;
   element.dataset.key = run.instanceName;
@@ -250,14 +266,13 @@ function fillRow(element, run, index, now) {
   setAttribute(phase, "title", clean(run.blockedOn));
   stalled.hidden = run.stalled === 0;
   setText(stalled, `! ${run.stalled} stalled`);
-  world.update(run.worldSize);
-  setText(gpu, gpuHours(run.usage.gpuSeconds));
-  setAttribute(gpu, "title", run.usage.gpuSeconds ? `${(run.usage.gpuSeconds / 3600).toFixed(3)} GPU-hours` : "no GPU");
-  const event = run.lastEvent;
+  world.update(run.worldSize, isEnded(run.phase));
+  setAttribute(gpu, "title", used === 0 ? "no GPU" : null);
   setText(reason, event ? clean(event.reason) : "");
   setAttribute(reason, "data-tone", event?.type === "Warning" ? "warn" : null);
   setText(message, event ? clean(event.message) : "");
-  setAttribute(message, "title", event ? `${clock(event.last_timestamp, now)}  ${clean(event.message)}` : null);
+  setAttribute(message, "title", event ? clean(event.message) : null);
+  setAttribute(when, "title", event ? clock(event.last_timestamp, now) : null);
 }
 
 function fillNothing(element, runs, shown) {

@@ -18,7 +18,8 @@ export function phaseBadge() {
   return element;
 }
 
-/** The world as a bar from 0 to max: filled as far as ranks are up, with a mark at min and one at target. */
+/** The world as a bar from 0 to max: filled as far as ranks are up, with a mark at min and one at target; grey when the
+ * run has ended. */
 export function worldBar() {
   const count = el("span", { class: "world-count" });
   const fill = el("span", { class: "world-fill" });
@@ -27,7 +28,7 @@ export function worldBar() {
   const bar = el("span", { class: "world-bar" }, fill, low, aim);
   const bounds = el("span", { class: "world-bounds dim" });
   const element = el("span", { class: "world", role: "img" }, count, bar, bounds);
-  element.update = (world) => {
+  element.update = (world, ended) => {
     const share = (n) => `${(100 * n) / Math.max(world.max, world.ready, 1)}%`;
     setText(count, `${world.ready}/${world.target}`);
     setText(bounds, world.min === world.max ? `${world.max}` : `${world.min}…${world.max}`);
@@ -35,7 +36,7 @@ export function worldBar() {
     low.style.left = share(world.min);
     aim.style.left = share(world.target);
     const tone = world.ready < world.min ? "warn" : world.ready < world.target ? "wait" : "good";
-    setAttribute(element, "data-tone", tone);
+    setAttribute(element, "data-tone", ended ? "idle" : tone);
     const label = `${world.ready} of ${world.target} ranks up, between ${world.min} and ${world.max}`;
     setAttribute(element, "aria-label", label);
     setAttribute(element, "title", label);

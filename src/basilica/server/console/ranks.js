@@ -78,7 +78,14 @@ export function rankGrid(name) {
       ranks.forEach((rank, i) => {
         const cell =
           grid.children[i] ??
-          grid.appendChild(el("div", { role: "option", id: `rank-${i}`, "aria-selected": "false" }));
+          grid.appendChild(
+            el(
+              "div",
+              { role: "option", id: `rank-${i}`, "aria-selected": "false" },
+              el("span", {}),
+              el("span", { class: "number" }),
+            ),
+          );
         fill(cell, rank, culprit?.rank === rank.rank);
       });
       summarize(counts, ranks);
@@ -93,7 +100,8 @@ function fill(cell, rank, guilty) {
   if (cell.now === now) return;
   cell.now = now;
   const { sign, tone } = stateOf(state);
-  cell.replaceChildren(el("span", {}, sign), el("span", { class: "number" }, String(rank.rank)));
+  setText(cell.firstElementChild, sign);
+  setText(cell.lastElementChild, String(rank.rank));
   cell.dataset.tone = tone;
   setAttribute(cell, "data-restarted", rank.restarts > 0 ? "" : null);
   setAttribute(cell, "data-guilty", guilty ? "" : null);

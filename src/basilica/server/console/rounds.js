@@ -213,6 +213,7 @@ function roundTable(book) {
       for (const line of lines.values()) line.remove();
       lines.clear();
       drawHead(head, replicas.length);
+      element.style.setProperty("--replicas", replicas.length);
       setAttribute(element, "data-size", replicas.length <= 16 ? "large" : replicas.length <= 64 ? "middle" : "small");
     }
     rows = book.newest();

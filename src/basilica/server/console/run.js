@@ -5,7 +5,7 @@ import { actions } from "./actions.js";
 import { bench } from "./bench.js";
 import { culpritCard, stallCard } from "./cards.js";
 import { announce, el, setAttribute, setText } from "./dom.js";
-import { age, clean, gpuHours } from "./format.js";
+import { age, clean, gpuHours, gpuSeconds } from "./format.js";
 import { openLogs } from "./logs.js";
 import { metrics } from "./metrics.js";
 import { phaseBadge, section, worldBar } from "./parts.js";
@@ -15,6 +15,7 @@ import { events } from "./stream.js";
 import { eventList, timeline } from "./timeline.js";
 import { isEnded } from "./words.js";
 
+const LONGEST_WHY = 600; // a thousand ranks may each have a reason of their own
 const EVENTS_SHOWN = 300;
 const EVENTS_EVERY = 300;
 const EVENTS_AGAIN = 5000; // after one that failed
@@ -27,27 +28,38 @@ export function openRun(main, app, name, tab, query) {
   let run = null;
   const view = tab === "logs" ? openLogs(body, main, app, name, query) : openSections(body, app, name);
   let phase = null;
+  let frame; // in which it is drawn next: once, however many states came before it
 
-  function take(next) {
-    run = next;
+  function draw() {
+    frame = undefined;
     head.update(run);
     view.update(run);
-    if (phase !== null && phase !== run.phase) announce(`${run.friendlyName} is ${run.phase}`);
+    if (phase !== null && phase !== run.phase) announce(`${clean(run.friendlyName)} is ${clean(run.phase)}`);
     phase = run.phase;
     performance.mark("usable");
   }
 
+  function gone(text) {
+    if (frame !== undefined) {
+      cancelAnimationFrame(frame);
+      draw(); // its last state is what stays in sight
+    }
+    head.gone(text);
+  }
+
   const stream = events(`${pathOf(name)}/watch?reported_since=0`, {
     event: (kind, data) => {
-      if (kind === "status") take(data);
+      if (kind === "status") {
+        run = data;
+        frame ??= requestAnimationFrame(draw);
+      }
       // The record goes a moment after the last rank: a reader may see the end of the one or of the other.
-      if (kind === "deleted" || (kind === "end" && run?.state === "Terminating"))
-        head.gone("This run has been deleted.");
+      if (kind === "deleted" || (kind === "end" && run?.state === "Terminating")) gone("This run has been deleted.");
       return kind !== "status";
     },
     state: (state, problem, pause) => {
-      if (state === "refused" && problem.status === 404) head.gone(`There is no run called ${clean(name)}.`);
-      app.linkState(state, problem, pause);
+      if (state === "refused" && problem.status === 404) gone(`There is no run called ${clean(name)}.`);
+      app.linkState("run", state, problem, pause);
     },
   });
   const clock = setInterval(() => run && head.tick(run), 1000);
@@ -58,6 +70,7 @@ export function openRun(main, app, name, tab, query) {
   });
   return () => {
     stream.stop();
+    cancelAnimationFrame(frame);
     clearInterval(clock);
     keys();
     view.close();
@@ -105,6 +118,7 @@ function header(app, name, tab) {
     const milestone = run.distributed.milestones.find((m) => m.name === run.phase);
     const end = ended && milestone ? Date.parse(milestone.timestamp) : app.now();
     facts.lasted.update(ended ? "Took" : "Age", age(Date.parse(run.createdAt), end));
+    facts.gpu.update("GPU-hours", gpuHours(gpuSeconds(run.distributed.usage, app.now())));
   }
 
   return {
@@ -120,12 +134,12 @@ function header(app, name, tab) {
       const atTarget = run.phase === "ready" && d.worldSize.ready === d.worldSize.target && d.settled === false;
       const stalled = d.ranks.some((rank) => rank.stalled);
       const sentence = clean(isEnded(run.phase) ? (run.message ?? d.blockedOn) : d.blockedOn);
-      setText(why, sentence);
+      const more = `… (all of it: basilica train why ${clean(run.instanceName)})`;
+      setText(why, sentence.length > LONGEST_WHY ? sentence.slice(0, LONGEST_WHY) + more : sentence);
       why.hidden = sentence === "";
       setAttribute(why, "data-tone", stalled && atTarget ? "warn" : phase.dataset.tone);
-      world.update(d.worldSize);
+      world.update(d.worldSize, isEnded(run.phase));
       facts.restarts.update("Restarts", String(d.ranks.reduce((sum, rank) => sum + rank.restarts, 0)));
-      facts.gpu.update("GPU-hours", gpuHours(d.usage.gpuSeconds));
       tick(run);
       act.update(run);
     },
@@ -154,7 +168,7 @@ function fact(label) {
 
 function openSections(body, app, name) {
   const culprit = culpritCard();
-  const stall = stallCard();
+  const stall = stallCard(app);
   const mesh = el("p", { class: "why", "data-tone": "warn", hidden: true });
   const ranks = rankGrid(name);
   const line = timeline(app);

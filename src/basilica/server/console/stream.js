@@ -4,8 +4,11 @@ import { Refused, open } from "./api.js";
 
 const FIRST_DELAY = 500;
 const LONGEST_DELAY = 10_000;
-const SILENCE = 45_000; // the server says something every 15 seconds: after three it is not there any more
+const SILENCE = 35_000; // the server says something every 15 seconds: after two it is not there any more
+const LISTEN_EVERY = 5000;
 const HIDDEN = 30_000; // a page that nobody looks at lets the server rest, and the browser's few connections go
+
+const all = new Set(); // that go on: when one gets through to the server, the others try at once
 
 /** The lines of an answer, as they come. `alive` is called with every piece. */
 export async function* linesOf(answer, alive) {
@@ -28,8 +31,8 @@ export async function* linesOf(answer, alive) {
 /**
  * Keeps an answer open. `connect` gives the path and headers to ask with, each time anew, so that it can say from where
  * to go on; `read` takes the lines, and null at the end of the answer, and returns true when there is nothing more to
- * come. `state` is told how it stands: `connecting`, `live`, `lost` with the problem and the delay, `refused` with what
- * the server said, `ended`.
+ * come. `state` is told how it stands: `connecting`, `live`, `lost` with the problem and the delay, `trying` again,
+ * `refused` with what the server said, `ended`.
  */
 export class Stream {
   constructor({ connect, read, state }) {
@@ -38,16 +41,22 @@ export class Stream {
     this.wake = null;
     this.hiding = null;
     this.onVisible = () => this.visibility();
-    this.onOnline = () => !this.resting && this.wake?.();
+    this.onOnline = () => this.tryNow();
     this.resting = false;
     document.addEventListener("visibilitychange", this.onVisible);
     addEventListener("online", this.onOnline);
+    all.add(this);
     this.visibility(); // it may have been opened behind another
     this.run();
   }
 
+  tryNow() {
+    if (!this.resting) this.wake?.();
+  }
+
   stop() {
     this.stopped = true;
+    all.delete(this);
     document.removeEventListener("visibilitychange", this.onVisible);
     removeEventListener("online", this.onOnline);
     clearTimeout(this.hiding);
@@ -91,6 +100,7 @@ export class Stream {
       if (!this.resting && problem !== null) this.state("lost", problem, pause);
       if (!this.resting) await this.pause(pause);
       if (this.resting && !this.stopped) await this.pause(null); // since a moment ago, or meanwhile
+      if (problem !== null && !this.stopped) this.state("trying");
       delay = Math.min(delay * 2, LONGEST_DELAY);
     }
   }
@@ -98,23 +108,22 @@ export class Stream {
   /** One connection; true if all has been told. */
   async once(connected) {
     this.abort = new AbortController();
-    let timer;
-    const alive = () => {
-      clearTimeout(timer);
-      timer = setTimeout(() => this.abort.abort(), SILENCE);
-    };
-    alive();
+    let heard = Date.now();
+    const alive = () => (heard = Date.now());
+    // By the time of day: the timers of a machine that was asleep do not know for how long.
+    const timer = setInterval(() => Date.now() - heard > SILENCE && this.abort.abort(), LISTEN_EVERY);
     try {
       const { path, headers } = this.connect();
       const answer = await open(path, { headers, signal: this.abort.signal });
       connected();
       this.state("live");
+      for (const other of all) if (other !== this) other.tryNow();
       for await (const lines of linesOf(answer, alive)) {
         if (this.stopped || this.read(lines)) return true;
       }
       return this.read(null) === true; // the answer has ended: was that all?
     } finally {
-      clearTimeout(timer);
+      clearInterval(timer);
     }
   }
 

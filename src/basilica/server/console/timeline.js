@@ -1,6 +1,6 @@
 // How the world went: ranks that are up against those wanted, over time, with what happened under it.
 
-import { el, setAttribute, svg } from "./dom.js";
+import { arrange, el, setAttribute, setText, svg } from "./dom.js";
 import { clean, clock, duration, plural } from "./format.js";
 import { section } from "./parts.js";
 import { isEnded, phaseOf } from "./words.js";
@@ -14,10 +14,11 @@ const SIGNS = [
   [/^Succeeded/, "✓", "done"],
   [/^(Cancelled|UDTerminalState)/, "⊘", "off"],
 ];
+const NOT_READY = "not ready";
 const HEIGHT = 132;
 const MARKS = 120;
 const MARK_WIDTH = 13;
-const PLOT = { left: 34, right: 12, top: 24, bottom: 44 };
+const PLOT = { left: 34, right: 12, top: 28, bottom: 40 };
 
 const signOf = (reason) => SIGNS.find(([pattern]) => pattern.test(reason)) ?? [null, "·", "idle"];
 
@@ -26,8 +27,12 @@ export function timeline(app) {
   const part = section("Timeline", drawing);
   let run = null;
   let events = [];
-  const draw = () => run && drawTimeline(drawing, run, events, app.now());
-  const observer = new ResizeObserver(draw);
+  let width = 0; // told by the observer: to measure it at every drawing would lay the page out each time
+  const draw = () => run && width > 0 && drawTimeline(drawing, width, run, events, app.now());
+  const observer = new ResizeObserver(([entry]) => {
+    width = Math.floor(entry.contentRect.width);
+    draw();
+  });
   observer.observe(part);
   const timer = setInterval(() => run && !isEnded(run.phase) && draw(), 5000);
   return {
@@ -47,12 +52,13 @@ export function timeline(app) {
   };
 }
 
-/** What phase a run was in, from one moment to the next, as far as its history tells. */
+/** What phase a run was in, from one moment to the next, as far as its history tells. It does not tell how long a run
+ * was pending and how long it was starting. */
 function phases(run, begin, end) {
   const ready = run.distributed.milestones.find((m) => m.name === "world_ready");
   const up = ready ? Date.parse(ready.timestamp) : null;
   const { min } = run.distributed.worldSize;
-  const found = [{ from: begin, phase: "starting" }];
+  const found = [{ from: begin, phase: up === null && !isEnded(run.phase) ? run.phase : NOT_READY }];
   const add = (from, phase) => found.at(-1).phase !== phase && found.push({ from, phase });
   if (up !== null) add(up, "ready");
   for (const sample of run.distributed.worldSizeHistory) {
@@ -78,8 +84,7 @@ function spaced(marks) {
     });
 }
 
-function drawTimeline(drawing, run, events, now) {
-  const width = Math.max(260, drawing.parentElement.clientWidth);
+function drawTimeline(drawing, width, run, events, now) {
   const d = run.distributed;
   const begin = Date.parse(run.createdAt);
   const milestone = d.milestones.find((m) => m.name === run.phase);
@@ -120,16 +125,17 @@ function drawTimeline(drawing, run, events, now) {
   drawing.replaceChildren(
     ...phases(run, begin, end).map(({ from, to, phase }) => {
       const wide = Math.max(2, x(to) - x(from));
+      const { sign, tone } = phase === NOT_READY ? phaseOf("starting") : phaseOf(phase);
       return svg(
         "g",
         {},
         svg(
           "rect",
-          { class: "band", "data-tone": phaseOf(phase).tone, x: x(from), y: 2, width: wide, height: 12, rx: 2 },
-          svg("title", {}, phase),
+          { class: "band", "data-tone": tone, x: x(from), y: 2, width: wide, height: 14, rx: 2 },
+          svg("title", {}, clean(phase)),
         ),
-        wide > phase.length * 7 + 16
-          ? svg("text", { class: "band-label", x: x(from) + 5, y: 12 }, `${phaseOf(phase).sign} ${phase}`)
+        wide > phase.length * 7 + 18
+          ? svg("text", { class: "band-label", x: x(from) + 6, y: 13 }, `${sign} ${clean(phase)}`)
           : null,
       );
     }),
@@ -154,35 +160,53 @@ function drawTimeline(drawing, run, events, now) {
   );
 }
 
-/** All that happened, newest first. */
+/** All that happened, newest first. What is there already stays as it is: somebody may be reading or copying it. */
 export function eventList(app) {
   const element = el("ol", { class: "events" });
+  let items = new Map();
   return {
     element,
     update(events) {
       const now = app.now();
-      element.replaceChildren(
-        ...events.map((event) => {
-          const [, sign, tone] = signOf(event.reason);
-          return el(
-            "li",
-            {},
-            el("time", { class: "dim", datetime: event.last_timestamp }, clock(event.last_timestamp, now)),
-            el(
-              "span",
-              { class: "event-reason", "data-tone": event.type === "Warning" && tone === "idle" ? "warn" : tone },
-              el("span", { class: "sign", "aria-hidden": "true" }, sign),
-              clean(event.reason),
-            ),
-            el(
-              "span",
-              { class: "event-text" },
-              clean(event.message),
-              event.count > 1 ? el("span", { class: "dim" }, ` ×${event.count}`) : null,
-            ),
-          );
-        }),
-      );
+      const next = new Map();
+      for (const event of events) {
+        const key = JSON.stringify([event.reason, event.message, event.first_timestamp]);
+        const item = items.get(key) ?? makeEvent(event);
+        item.update(event, now);
+        next.set(key, item);
+      }
+      for (const [key, item] of items) if (!next.has(key)) item.remove();
+      arrange(element, next.values());
+      items = next;
     },
   };
+}
+
+function makeEvent({ type, reason, message }) {
+  const [, sign, tone] = signOf(reason);
+  const time = el("time", { class: "dim" });
+  const times = el("span", { class: "dim" });
+  const shownTone = type === "Warning" && tone === "idle" ? "warn" : tone;
+  const item = el(
+    "li",
+    {},
+    time,
+    el(
+      "span",
+      { class: "event-reason", "data-tone": shownTone, title: clean(reason) },
+      el("span", { class: "sign", "aria-hidden": "true" }, sign),
+      clean(reason),
+    ),
+    el("span", { class: "event-text" }, clean(message), times),
+  );
+  let told = "";
+  item.update = ({ last_timestamp: last, count }, now) => {
+    const tells = `${last} ${count} ${new Date(now).toDateString()}`;
+    if (tells === told) return;
+    told = tells;
+    setAttribute(time, "datetime", last);
+    setText(time, clock(last, now));
+    setText(times, count > 1 ? ` ×${count}` : "");
+  };
+  return item;
 }

@@ -1,16 +1,20 @@
 // A long list of rows of one height, of which only those in sight exist.
 
+import { arrange } from "./dom.js";
+
 const MARGIN = 12; // rows beyond the edges, so that a quick scroll shows no gap
 
 export class Windowed {
   /**
    * `scroller` scrolls and holds `list` somewhere inside. `height()` is that of a row, `count()` how many there are,
    * `key(i)` what a row is of, and `render(i, element)` fills an element that may have shown that key before. `inset()`
-   * is the height of what covers the top of the scroller.
+   * is the height of what covers the top of the scroller. Where rows can have the focus, `find(key)` tells where a row
+   * is now, less than 0 if nowhere, and `vanished(i)` is called when the one with the focus, once there, is no more.
    */
-  constructor({ scroller, list, height, count, key, render, make, inset = () => 0 }) {
-    Object.assign(this, { scroller, list, height, count, key, render, make, inset });
+  constructor({ scroller, list, height, count, key, render, make, inset = () => 0, find = null, vanished = null }) {
+    Object.assign(this, { scroller, list, height, count, key, render, make, inset, find, vanished });
     this.elements = new Map();
+    this.focusedAt = 0;
     this.onScroll = () => this.schedule();
     scroller.addEventListener("scroll", this.onScroll, { passive: true });
     this.observer = new ResizeObserver(() => this.schedule());
@@ -53,22 +57,34 @@ export class Windowed {
     this.list.style.paddingTop = `${first * height}px`;
     this.list.style.paddingBottom = `${Math.max(0, this.count() - last) * height}px`;
     const focused = this.list.contains(document.activeElement) ? document.activeElement : null;
+    const held = focused === null || this.find === null ? -1 : this.findFocused(focused);
+    const rows = Array.from({ length: last - first }, (_, i) => first + i);
+    if (held >= 0 && held < first) rows.unshift(held);
+    if (held >= last) rows.push(held);
     const next = new Map();
-    for (let i = first; i < last; i += 1) {
+    for (const i of rows) {
       const key = this.key(i);
       const element = this.elements.get(key) ?? this.make();
       this.render(i, element);
+      const apart = i < first || i >= last; // out of sight, and there because it has the focus
+      element.classList.toggle("apart", apart);
+      element.style.top = apart ? `${i * height}px` : "";
       next.set(key, element);
     }
     for (const [key, element] of this.elements) if (!next.has(key)) element.remove();
-    let at = this.list.firstElementChild;
-    for (const element of next.values()) {
-      if (element === at) at = at.nextElementSibling;
-      else this.list.insertBefore(element, at);
-    }
+    arrange(this.list, next.values());
     this.elements = next;
     // An element that was moved has lost the focus.
     if (focused !== document.activeElement && focused?.isConnected) focused.focus({ preventScroll: true });
+    if (focused !== null && !focused.isConnected) this.vanished?.(this.focusedAt);
+  }
+
+  /** Where the row with the focus is now. */
+  findFocused(focused) {
+    const [key] = [...this.elements].find(([, element]) => element.contains(focused));
+    const index = this.find(key);
+    if (index >= 0) this.focusedAt = index;
+    return index;
   }
 
   /** Scrolls so that a row is in sight, in the middle if asked. */
