@@ -8,12 +8,6 @@ from tests.support import exploring
 
 exploring.load_profile()
 
-pytest.register_assert_rewrite(
-    "basilica.testing.executor_contract",
-    "basilica.testing.runtime_contract",
-    "basilica.testing.store_contract",
-)
-
 # Whole processes, terminals, servers and disks: all of it in `make test`, none of it in `make test-fast`.
 SLOW_DIRECTORIES = (
     "bench",

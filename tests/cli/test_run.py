@@ -1,6 +1,7 @@
 """`basilica run`, as people use it."""
 
 import json
+import os
 import re
 import signal
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from basilica.places import start_of
 from basilica.testing.executor_contract import until
+from basilica.testing.kube import KubeServer
 from tests.support.server import Command, cli, cli_afresh
 from tests.support.terminal import CTRL_C, at_terminal
 
@@ -21,6 +23,14 @@ def main(steps=1, culprit=None):
     if int(os.environ["REPLICA_RANK"]) == culprit:
         sys.exit(7)
     return {"steps": steps}
+
+def write(characters):
+    return "x" * characters
+
+def refuse_to_end(place):
+    import signal
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    hold(place)
 
 def hold(place):
     Path(place, f"pid-{os.environ['REPLICA_RANK']}").write_text(str(os.getpid()))
@@ -96,6 +106,55 @@ def test_an_interrupt_cancels_and_says_what_is_left(
     assert command.wait() == 130
     assert "cancelled; nothing is left of 2 replicas" in command.stderr
     assert [start_of(pid) for pid in running] == [None, None]
+
+
+def test_a_second_interrupt_does_not_wait_for_replicas_that_refuse_to_end(
+    job: Path, env: dict[str, str], tmp_path: Path
+) -> None:
+    options = ["-o", "grace_seconds=20", "-a", f"place={tmp_path}"]
+    command = Command(["run", f"{job}:refuse_to_end", "-n", "2", *options], env)
+    running = pids(tmp_path, 2)
+    command.signal(signal.SIGINT)
+    until(lambda: "cancelling" in command.stderr)
+    command.signal(signal.SIGINT)
+    assert command.wait() == 130
+    assert "may still run: local-" in command.stderr
+    assert None not in [start_of(pid) for pid in running]  # it has not waited for their end
+    for pid in running:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_trouble_in_mid_run_names_what_may_still_run(env: dict[str, str], tmp_path: Path) -> None:
+    with KubeServer(processes=False) as kube:
+        kube.fail("watch", "pods", status=403)
+        config = {"KUBECONFIG": str(kube.kubeconfig(tmp_path / "config"))}
+        done = cli("run", "m:f", "-n", "2", "--executor", "eks", "-o", "image=i", env={**env, **config})
+        (name,) = [job["metadata"]["name"] for job in kube.objects("jobs")]
+    assert done.returncode == 1
+    told = " ".join(done.stderr.split())
+    assert f"eks: the test said so; may still run: {name} on eks, rank 0, 1" in told
+    assert f"(kubectl delete job {name} --namespace default)" in told
+    assert "most recent call last" not in done.stderr
+
+
+def test_of_a_gang_that_was_stopped_only_the_culprits_lines_are_shown(env: dict[str, str], tmp_path: Path) -> None:
+    with KubeServer() as kube:
+        config = {"KUBECONFIG": str(kube.kubeconfig(tmp_path / "config"))}
+        arguments = ["-a", "culprit=1", "-a", "code=7", "-a", f"directory={tmp_path}"]
+        entrypoint = "basilica.testing.replicas:leave_or_wait"
+        options = ["-n", "3", "--executor", "eks", "-o", "image=i"]
+        done = cli("run", entrypoint, *options, *arguments, env={**env, **config})
+    assert done.returncode == 7
+    assert [line for line in done.stderr.splitlines() if "| " in line] == ["1| rank 1 leaves with 7"]
+    assert done.stdout.count("stopped because rank 1 failed first") == 2
+
+
+def test_a_long_result_is_whole_in_json_alone(job: Path, env: dict[str, str]) -> None:
+    told = cli("run", f"{job}:write", "-a", "characters=5000", env=env).stdout
+    assert "(5,002 characters; --json has them all)" in told
+    assert told.count("x") == 1999
+    whole = cli("run", f"{job}:write", "-a", "characters=5000", "--json", env=env).stdout
+    assert json.loads(whole)[0]["result"] == "x" * 5000
 
 
 def test_it_is_killed_and_leaves_nothing(job: Path, env: dict[str, str], tmp_path: Path) -> None:

@@ -6,11 +6,13 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from basilica import BasilicaClient
 from basilica.client import embedded
-from basilica.executors import BasilicaExecutor, ReplicaResult, ServerlessExecutor
+from basilica.executors import BasilicaExecutor, ReplicaHandle, ReplicaResult, ServerlessExecutor
 from basilica.testing.executor_contract import SECONDS, ExecutorContract, until
 from tests.support.server import Server, serving
 
@@ -45,6 +47,24 @@ def test_all_are_told_who_failed_first(tmp_path: Path) -> None:
     assert results[1]["error"] == "exited with code 3: rank 1 leaves with 3"
     assert [result["error"] for result in (results[0], results[2])] == ["stopped, since rank 1 failed first"] * 2
     assert all(result["exit_code"] for result in results)
+
+
+def test_a_launch_that_is_interrupted_leaves_no_run(tmp_path: Path) -> None:
+    with BasilicaClient() as client, BasilicaExecutor(client=client, run_id="interrupted") as executor:
+        deploy = client.deploy_distributed
+        names: list[str] = []
+
+        def deploy_and_be_interrupted(name: str, **options: Any) -> None:
+            deploy(name, **options)
+            names.append(name)
+            raise KeyboardInterrupt
+
+        client.deploy_distributed = deploy_and_be_interrupted  # type: ignore[method-assign, assignment]
+        arguments = {"directory": str(tmp_path)}
+        with pytest.raises(KeyboardInterrupt):
+            executor.launch_replicas(1, "basilica.testing.replicas:wait", arguments)
+        handle = ReplicaHandle(0, "basilica", {"job_name": names[0]})
+        assert executor.collect([handle], timeout=SECONDS)[0]["status"] == "cancelled"
 
 
 def test_two_gangs_at_once_with_the_same_run_id() -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 from basilica import executors
 from basilica.executors import ReplicaHandle, gather_logs
 from basilica.executors.environment import replica_environment
-from basilica.executors.outcomes import replica_result
+from basilica.executors.outcomes import Outcome, replica_result
 from basilica.executors.progress import Board, live_table
 from basilica.executors.protocol import FAILED, PENDING, RUNNING, SUCCEEDED
 
@@ -93,7 +93,13 @@ def test_what_remote_backends_leave_out() -> None:
     ],
 )
 def test_exit_codes_of_results(status: str, given: int | None, code: int | None) -> None:
-    assert replica_result(HANDLE, status, exit_code=given)["exit_code"] == code
+    assert replica_result(HANDLE, Outcome(status, given), 1.0)["exit_code"] == code
+
+
+def test_a_replica_that_has_not_ended_says_so_and_what_it_waits_for() -> None:
+    assert replica_result(HANDLE, Outcome(RUNNING), 1.5)["error"] == "still running after 1.5 s"
+    assert replica_result(HANDLE, Outcome(PENDING, error="no node"), 2)["error"] == "still pending after 2 s: no node"
+    assert replica_result(HANDLE, Outcome(SUCCEEDED), 2)["error"] is None
 
 
 class Quiet:

@@ -399,3 +399,14 @@ def test_a_job_that_is_not_indexed_counts_its_pods(cluster: Cluster) -> None:
     cluster.kube.advance(1)
     assert cluster.status()["succeeded"] == 2
     assert cluster.conditions()[-1][0] == "Complete"
+
+
+def test_pods_that_a_quota_refuses_are_tried_again_one_at_a_time(cluster: Cluster) -> None:
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "small"}}
+    cluster.kube.create({**quota, "spec": {"hard": {"pods": "2"}}})
+    cluster.start(job("gang", 100))
+    cluster.kube.advance(10)
+    refused = [event for event in cluster.kube.objects("events") if event["reason"] == "FailedCreate"]
+    assert len(cluster.pods()) == 2
+    assert 5 <= sum(event["count"] for event in refused) <= 15  # about one a second, however many are missing
+    assert "exceeded quota: small" in refused[0]["message"]

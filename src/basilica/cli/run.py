@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from basilica.executors.protocol import ReplicaHandle, ReplicaResult, ServerlessExecutor
 
 LINES_SHOWN = 40  # of each replica that failed
+RESULT_SHOWN = 2000  # characters of one result in the table
+MOST_LISTED = 8
 CANCEL_SECONDS = 30.0
 
 
@@ -38,6 +40,15 @@ CLASSES = {
     Backend.SAGEMAKER: "SageMakerExecutor",
     Backend.MODAL: "ModalSpawnExecutor",
     Backend.BASILICA: "BasilicaExecutor",
+}
+
+CANCELLED_TOGETHER = frozenset({"eks", "basilica"})  # to cancel one replica ends its whole gang
+HOW_TO_END = {
+    "local": "what was told to end is killed when its grace is over, and the rest when this command has ended",
+    "eks": "kubectl delete job {job_name} --namespace {namespace}",
+    "sagemaker": "aws sagemaker stop-training-job --training-job-name {job_name}",
+    "modal": "python -c 'import modal; modal.FunctionCall.from_id(\"{function_call_id}\").cancel()'",
+    "basilica": "basilica train cancel {job_name}",
 }
 
 
@@ -68,7 +79,7 @@ def run(
 
     Exits with 0 if all succeeded, with the code of the replica that failed first, and with 130 if they were cancelled.
     Ctrl-C (and SIGTERM) cancels them, waits for their end, and says what is left; a second one stops waiting. What the
-    replicas that failed wrote last goes to stderr.
+    replicas that failed by themselves wrote last goes to stderr.
 
     \b
     Examples:
@@ -86,6 +97,8 @@ def run(
             results = _collect(place, handles, executor, quiet=as_json)
         except KeyboardInterrupt:
             _cancel(place, handles, as_json=as_json)
+        except Exception as error:  # a backend's own; the replicas do not know of it
+            raise BasilicaError(f"{executor}: {_words(error)}; {_may_still_run(handles)}") from error
         _finish(place, handles, results, as_json=as_json)
 
 
@@ -175,7 +188,7 @@ def _launch(
     except BasilicaError:
         raise
     except Exception as error:  # a backend's own, of a package that may not be here: what it says is all there is
-        raise BasilicaError(f"{executor.backend_name}: {error}") from error
+        raise BasilicaError(f"{executor.backend_name}: {_words(error)}") from error
 
 
 def _collect(
@@ -190,34 +203,62 @@ def _collect(
 
 
 def _cancel(executor: "ServerlessExecutor", handles: "Sequence[ReplicaHandle]", *, as_json: bool) -> NoReturn:
-    """Cancel all, wait for their end, and say what is left."""
+    """Cancel all, wait for their end, and say what is left; leave at once when told a second time."""
     from basilica.cli.terminal import say, write_json
     from basilica.cli.train.outcome import CANCELLED
     from basilica.executors.protocol import ENDED
 
     say("cancelling; Ctrl-C again stops waiting for it")
     results: list[ReplicaResult] = []
-    troubles = []
+    waited = False
     with suppress(KeyboardInterrupt):
-        for handle in handles:
-            try:
-                executor.cancel(handle)
-            except Exception as error:  # noqa: BLE001  the others are still to be cancelled
-                troubles.append(f"rank {handle.rank}: {error}")
-        results = executor.collect(handles, timeout=CANCEL_SECONDS)
+        _cancel_all(executor, handles)
+        try:
+            results = executor.collect(handles, timeout=CANCEL_SECONDS)
+        except Exception as error:  # noqa: BLE001  the same that made the cancellation fail, most likely
+            say(f"could not wait for the end: {_words(error)}")
+        waited = True
     left = [handle for handle, result in zip(handles, results, strict=False) if result["status"] not in ENDED]
     left += list(handles[len(results) :])
-    for trouble in troubles:
-        say(f"could not cancel {trouble}")
-    if left:
-        jobs = sorted({str(handle.metadata.get("job_name")) for handle in left})
-        ranks = ", ".join(str(handle.rank) for handle in left)
-        say(f"may still run: {', '.join(jobs)} on {executor.backend_name}, rank {ranks}")
-    else:
-        say(f"cancelled; nothing is left of {len(handles)} replicas")
+    say(_may_still_run(left) if left else f"cancelled; nothing is left of {len(handles)} replicas")
     if as_json:
         write_json(results)
+    if not waited:
+        sys.stdout.flush()
+        os._exit(CANCELLED)  # an ordinary end would wait for local replicas
     raise typer.Exit(CANCELLED)
+
+
+def _cancel_all(executor: "ServerlessExecutor", handles: "Sequence[ReplicaHandle]") -> None:
+    from basilica.cli.terminal import say
+
+    together = executor.backend_name in CANCELLED_TOGETHER
+    for handle in handles[:1] if together else handles:
+        try:
+            executor.cancel(handle)
+        except Exception as error:  # noqa: BLE001  the others are still to be cancelled
+            say(f"could not cancel {'the gang' if together else f'rank {handle.rank}'}: {_words(error)}")
+
+
+def _may_still_run(handles: "Sequence[ReplicaHandle]") -> str:
+    """Which replicas may, and how to end them without us."""
+    backend = handles[0].backend_name
+    jobs = sorted({str(handle.metadata.get("job_name")) for handle in handles})
+    ranks = _listed([str(handle.rank) for handle in handles])
+    ways = sorted({HOW_TO_END[backend].format(**handle.metadata) for handle in handles})
+    return f"may still run: {_listed(jobs)} on {backend}, rank {ranks} ({_listed(ways, '; ')})"
+
+
+def _listed(items: Sequence[str], between: str = ", ") -> str:
+    more = len(items) - MOST_LISTED
+    return between.join(items[:MOST_LISTED]) + (f"{between}and {more} more" if more > 0 else "")
+
+
+def _words(error: Exception) -> str:
+    """What an error says: clients of Kubernetes show the whole answer, in which only the message is for people."""
+    with suppress(TypeError, ValueError, KeyError):
+        return str(json.loads(getattr(error, "body", None) or "")["message"])
+    return str(error) or type(error).__name__
 
 
 def _finish(
@@ -230,9 +271,10 @@ def _finish(
     from basilica.cli.terminal import show, write_json
     from basilica.executors.protocol import FAILED
 
-    failed = [handle for handle, result in zip(handles, results, strict=True) if result["status"] == FAILED]
+    failed = [(handle, result) for handle, result in zip(handles, results, strict=True) if result["status"] == FAILED]
     if failed:
-        _show_logs(executor, failed)
+        own = [handle for handle, result in failed if not _was_stopped_for_another(result)]
+        _show_logs(executor, own or [handle for handle, _ in failed])
     if as_json:
         write_json(results)
     else:
@@ -242,12 +284,14 @@ def _finish(
 
 def _show_logs(executor: "ServerlessExecutor", handles: "Sequence[ReplicaHandle]") -> None:
     from basilica.cli.show import rank_line
-    from basilica.cli.terminal import show
+    from basilica.cli.terminal import say, show
     from basilica.executors.protocol import gather_logs
 
-    for line in gather_logs(executor, handles, n_lines=LINES_SHOWN).splitlines():
+    for line in gather_logs(executor, handles[:MOST_LISTED], n_lines=LINES_SHOWN).splitlines():
         rank, _, text = line.partition("| ")
         show(rank_line(int(rank), text, whole=True), sys.stderr)
+    if len(handles) > MOST_LISTED:
+        say(f"what {len(handles) - MOST_LISTED} more failed ranks wrote is not shown")
 
 
 def _table(results: "Sequence[ReplicaResult]") -> Any:
@@ -263,7 +307,7 @@ def _table(results: "Sequence[ReplicaResult]") -> Any:
     table.add_column("RESULT", overflow="fold")
     for result in results:
         code = result["exit_code"]
-        said = result["error"] or ("" if result["result"] is None else json.dumps(result["result"]))
+        said = result["error"] or _shortened("" if result["result"] is None else json.dumps(result["result"]))
         table.add_row(
             Text(str(result["rank"]), rank_colour(result["rank"])),
             Text(result["status"], COLOURS.get(result["status"], "")),
@@ -271,6 +315,12 @@ def _table(results: "Sequence[ReplicaResult]") -> Any:
             Text(clean(said)),
         )
     return table
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= RESULT_SHOWN:
+        return text
+    return f"{text[:RESULT_SHOWN]}… ({len(text):,} characters; --json has them all)"
 
 
 def _exit_code(results: "Sequence[ReplicaResult]") -> int:
@@ -285,6 +335,11 @@ def _exit_code(results: "Sequence[ReplicaResult]") -> int:
         code = (own or failed)[0]["exit_code"] or UNKNOWN
         return code if 1 <= code <= 255 else UNKNOWN
     return 0 if all(result["status"] == SUCCEEDED for result in results) else CANCELLED
+
+
+def _was_stopped_for_another(result: "ReplicaResult") -> bool:
+    """It did nothing wrong, and in a large gang there are thousands of them."""
+    return _blames_another(result) and (result["error"] or "").startswith("stopped")
 
 
 def _blames_another(result: "ReplicaResult") -> bool:

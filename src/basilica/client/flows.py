@@ -324,6 +324,11 @@ def stream_logs(run: Remembered, ranks: Sequence[int] | None, tail: int | None, 
 def results(run: Remembered, timeout: float | None) -> Flow[dict[int, Any]]:
     """What the shipped function returned, by rank; the run must have succeeded."""
     yield from wait(run, waits.complete, timeout)
+    return (yield from results_so_far(run))
+
+
+def results_so_far(run: Remembered) -> Flow[dict[int, Any]]:
+    """What ranks have returned, by rank, whatever became of the others."""
     answer = yield from ask(Call(method="GET", path=f"{run.path}/results"), name=run.name)
     return {int(rank): value for rank, value in answer.json()["results"].items()}
 

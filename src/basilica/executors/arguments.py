@@ -2,12 +2,14 @@
 
 import math
 import re
+import secrets
 from collections.abc import Mapping
 
 from basilica.executors.environment import RANK_ENV
 from basilica.executors.protocol import ReplicaHandle
 
 DAY_SECONDS = 86400.0
+RUN_ID = "diloco"  # what the names of gangs begin with, unless told
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ENTRYPOINT = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*(?::[^\W\d]\w*(?:\.[^\W\d]\w*)*)?")
@@ -52,6 +54,28 @@ def check_timeout(timeout: float | None) -> float:
     if not timeout >= 0:  # false for NaN too
         raise ValueError(f"timeout must be a number of seconds, not {timeout!r}")
     return timeout
+
+
+def check_seconds(name: str, value: object) -> None:
+    """An option that is a time."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"{name} must be a number of seconds, not {value!r}")
+
+
+def check_lines(n_lines: int) -> None:
+    if not isinstance(n_lines, int) or n_lines < 1:
+        raise ValueError(f"n_lines must be a number of lines, at least 1, not {n_lines!r}")
+
+
+def check_run_id(run_id: str | None, pattern: re.Pattern[str], rule: str) -> str:
+    """What the names of gangs begin with; `ValueError` with the backend's rule for names, if it breaks that."""
+    if run_id is not None and not pattern.fullmatch(run_id):
+        raise ValueError(f"run_id {run_id!r}: {rule}")
+    return run_id or RUN_ID
+
+
+def new_gang_name(run_id: str) -> str:
+    return f"{run_id}-{secrets.token_hex(4)}"
 
 
 def check_backend(handle: ReplicaHandle, backend_name: str) -> None:

@@ -4,22 +4,20 @@ The control plane makes a gang of them: a replica that fails ends the others, an
 are pushed by the server; a server that is away for a while is waited for.
 """
 
-import os
-import secrets
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from basilica.core.errors import DeploymentNotFound, NetworkError
+from basilica.core.errors import BasilicaError, DeploymentNotFound, NetworkError
 from basilica.core.world import WorldSize
-from basilica.executors.arguments import check_backend, check_launch, check_timeout
-from basilica.executors.environment import RANK_ENV, RENDEZVOUS_URI, REPLICA_MODULE, replica_environment
-from basilica.executors.outcomes import Changes, not_ended, placeholder, replica_result
+from basilica.executors.arguments import RUN_ID, check_backend, check_launch, check_lines, check_timeout, new_gang_name
+from basilica.executors.environment import replica_environment
+from basilica.executors.launching import gang_handles, gang_metadata, import_path, replica_command, shipped_function
+from basilica.executors.outcomes import Changes, Outcome, placeholder, replica_result
 from basilica.executors.protocol import (
     CANCELLED,
-    ENDED,
     FAILED,
     LAUNCH_SECONDS,
     LOG_LINES,
@@ -52,14 +50,7 @@ LOOK_AGAIN_SECONDS = 1.0  # at a server that cannot tell of changes
 LONG_POLL_SECONDS = 30.0
 # A shipped function finds its rank as all replicas do; our own entrypoint sees to that itself.
 WITH_RANK = ["/bin/sh", "-c", 'export REPLICA_RANK="$RANK"; exec "$0" "$@"']
-
-
-class Outcome(NamedTuple):
-    """How one rank stands."""
-
-    status: str
-    exit_code: int | None = None
-    error: str | None = None
+GONE = Outcome(CANCELLED, error="there is no such run (any more)")
 
 
 class BasilicaExecutor:
@@ -88,7 +79,7 @@ class BasilicaExecutor:
         from basilica.client.api import BasilicaClient  # noqa: PLC0415  which loads what talks HTTP
 
         self._client = client or BasilicaClient(base_url, api_key)
-        self._run_id = run_id or "diloco"
+        self._run_id = run_id or RUN_ID
         self._options: dict[str, Any] = {"image": image, "cpu": cpu, "memory": memory, "grace_seconds": grace_seconds}
 
     def launch_replicas(
@@ -103,22 +94,26 @@ class BasilicaExecutor:
         """Start the run. `gpu` is a model: each replica gets one such GPU."""
         check_launch(n_replicas, entrypoint, entrypoint_args, timeout, callables=True)
         command, env = self._program(n_replicas, entrypoint, entrypoint_args)
-        name = f"{self._run_id}-{secrets.token_hex(4)}"
-        training = self._client.deploy_distributed(
-            name,
-            command=command,
-            env={**env, "REPLICA_JOB": name},
-            world_size=WorldSize(n_replicas, n_replicas, n_replicas),
-            gpu_count=0 if gpu is None else 1,
-            gpu_models=[] if gpu is None else [gpu],
-            deadline_seconds=timeout,
-            wait=False,
-            **self._options,
-        )
-        metadata: dict[str, Any] = {"job_name": training.name}
-        if isinstance(entrypoint_args.get(RENDEZVOUS_URI), str):
-            metadata[RENDEZVOUS_URI] = entrypoint_args[RENDEZVOUS_URI]
-        return [ReplicaHandle(rank, self.backend_name, {**metadata, "rank": rank}) for rank in range(n_replicas)]
+        name = new_gang_name(self._run_id)
+        try:
+            training = self._client.deploy_distributed(
+                name,
+                command=command,
+                env={**env, "REPLICA_JOB": name},
+                world_size=WorldSize(n_replicas, n_replicas, n_replicas),
+                gpu_count=0 if gpu is None else 1,
+                gpu_models=[] if gpu is None else [gpu],
+                deadline_seconds=timeout,
+                wait=False,
+                **self._options,
+            )
+        except KeyboardInterrupt as interrupt:  # the run may be there all the same, and nobody would know of it
+            try:
+                self.cancel(ReplicaHandle(0, self.backend_name, {"job_name": name}))
+            except BasilicaError as error:
+                interrupt.add_note(f"the run {name} may be there all the same: {error}")
+            raise
+        return gang_handles(self.backend_name, n_replicas, gang_metadata(entrypoint_args, job_name=training.name))
 
     def poll(self, handle: ReplicaHandle) -> str:
         try:
@@ -128,6 +123,7 @@ class BasilicaExecutor:
         return _outcome(view, handle.rank).status
 
     def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = LOG_LINES) -> str:
+        check_lines(n_lines)
         try:
             text = self._training(handle).logs(rank=handle.rank, tail=n_lines)
         except DeploymentNotFound:
@@ -158,11 +154,13 @@ class BasilicaExecutor:
                 for view in self._client._blocking.iterate(_states(training._run, deadline)):
                     for place in places:
                         changes.tell(place, handles[place], _outcome(view, handles[place].rank).status)
-                values = training.results(0) if view is not None and view.phase == SUCCEEDED else {}
+                values = self._returned(training) if view is not None and view.is_terminal else {}
             except DeploymentNotFound:
                 view, values = None, {}
             for place in places:
-                results[place] = _result(handles[place], view, values, seconds)
+                rank = handles[place].rank
+                outcome = GONE if view is None else _outcome(view, rank)._replace(result=values.get(rank))
+                results[place] = replica_result(handles[place], outcome, seconds)
         return [results[place] for place in range(len(handles))]
 
     def close(self) -> None:
@@ -174,6 +172,15 @@ class BasilicaExecutor:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _returned(self, training: "DistributedTraining") -> dict[int, Any]:
+        """What ranks returned, also of a run that failed: some of them may have done their work."""
+        from basilica.client import flows  # noqa: PLC0415
+
+        try:
+            return self._client._blocking.run(flows.results_so_far(training._run))
+        except DeploymentNotFound:  # deleted since we saw how it ended
+            return {}
 
     def _training(self, handle: ReplicaHandle) -> "DistributedTraining":
         from basilica.client.training import DistributedTraining  # noqa: PLC0415
@@ -188,16 +195,9 @@ class BasilicaExecutor:
         python = sys.executable if here else "python3"
         if isinstance(entrypoint, str):
             env = replica_environment(n_replicas, entrypoint, arguments, remote=True)
-            if here:
-                places = (os.path.abspath(place) for place in sys.path if os.path.exists(place or "."))
-                env["PYTHONPATH"] = os.pathsep.join(places)
-            return [python, "-u", "-m", REPLICA_MODULE], env
-        from basilica.client.source import ship  # noqa: PLC0415  only functions need it
-
-        passed = {name: value for name, value in arguments.items() if name != RANK_ENV}
-        shipped = ship(entrypoint, kwargs=passed, python=python, remote=not here)
-        name = getattr(entrypoint, "__qualname__", type(entrypoint).__qualname__)
-        return [*WITH_RANK, *shipped.argv], replica_environment(n_replicas, name, passed, remote=True) | shipped.env
+            return replica_command(python), {**env, "PYTHONPATH": import_path()} if here else env
+        argv, env = shipped_function(entrypoint, arguments, n_replicas, python=python, remote=not here)
+        return [*WITH_RANK, *argv], env
 
 
 def _states(run: "Remembered", deadline: float) -> "Flow[None]":
@@ -266,18 +266,3 @@ def _why(reason: str, code: int | None, tail: Sequence[str]) -> str:
         return "nobody knows how it ended"
     last = next((line for line in reversed(tail) if line.strip()), "")
     return f"exited with code {code}" + (f": {last}" if last else "")
-
-
-def _result(handle: ReplicaHandle, view: "RunView | None", values: Mapping[int, Any], seconds: float) -> ReplicaResult:
-    job = handle.metadata["job_name"]
-    if view is None:
-        return replica_result(handle, CANCELLED, error=f"there is no run {job!r} (any more)", job_name=job)
-    outcome = _outcome(view, handle.rank)
-    return replica_result(
-        handle,
-        outcome.status,
-        exit_code=outcome.exit_code,
-        error=outcome.error if outcome.status in ENDED else not_ended(outcome.status, seconds),
-        job_name=job,
-        result=values.get(handle.rank),
-    )

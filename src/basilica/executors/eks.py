@@ -6,7 +6,6 @@ does not grow with the ranks: `collect` follows the pods by one watch, and reads
 
 import math
 import re
-import secrets
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -14,25 +13,30 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Event, Lock
 from typing import Any
 
-from basilica.executors.arguments import check_backend, check_launch, check_timeout
+from basilica.executors.arguments import (
+    check_backend,
+    check_launch,
+    check_lines,
+    check_run_id,
+    check_seconds,
+    check_timeout,
+    new_gang_name,
+)
 from basilica.executors.eks_calls import Calls, is_transient, retry_after, status_of
-from basilica.executors.eks_evidence import CONTAINER, GangEvidence, rank_of
+from basilica.executors.eks_evidence import CONTAINER, GangEvidence, rank_of, waits_for
 from basilica.executors.eks_follow import FIRST_PAUSE_SECONDS, LOOK_AGAIN_SECONDS, WATCH_SECONDS, Following, Place
-from basilica.executors.environment import RENDEZVOUS_URI, REPLICA_MODULE, replica_environment
-from basilica.executors.outcomes import Changes, not_ended, placeholder, replica_result
+from basilica.executors.environment import RENDEZVOUS_URI, replica_environment
+from basilica.executors.launching import gang_handles, replica_command
+from basilica.executors.outcomes import Changes, Outcome, placeholder, replica_result
 from basilica.executors.protocol import (
-    FAILED,
     LAUNCH_SECONDS,
     LOG_LINES,
-    PENDING,
-    RUNNING,
-    SUCCEEDED,
     Entrypoint,
     OnChange,
     ReplicaHandle,
     ReplicaResult,
 )
-from basilica.executors.results import read_results
+from basilica.executors.results import add_stored_results
 from basilica.kube.render import QUEUE_NAME, Container, Gang, gpu_placement, indexed_job
 
 APP = "basilica"
@@ -83,12 +87,13 @@ class EKSExecutor:
                 raise RuntimeError(
                     "EKSExecutor needs the kubernetes package: pip install 'basilica[kubernetes]'"
                 ) from None
-        if run_id is not None and not _RUN_ID.fullmatch(run_id):
-            raise ValueError(f"run_id {run_id!r}: Kubernetes takes lower-case letters, digits and '-' inside")
-        self._image, self._namespace, self._run_id = image, namespace, run_id or "diloco"
+        if start_seconds is not None:
+            check_seconds("start_seconds", start_seconds)
+        self._run_id = check_run_id(run_id, _RUN_ID, "Kubernetes takes lower-case letters, digits and '-' inside")
+        self._image, self._namespace = image, namespace
         self._service_account, self._runtime_class = service_account_name, runtime_class_name
         self._node_selector, self._tolerations, self._gpu_key = node_selector, tolerations, gpu_resource_key
-        self._command = list(command or ["python", "-u", "-m", REPLICA_MODULE])
+        self._command = list(command or replica_command())
         self._requests = {"cpu": cpu_request, "memory": memory_request}
         self._ttl, self._backoff_limit = ttl_seconds_after_finished, backoff_limit
         self._queue, self._start_seconds = queue_name, start_seconds
@@ -111,7 +116,7 @@ class EKSExecutor:
     ) -> list[ReplicaHandle]:
         """Create the Job. `gpu`: A100, H100, A10G or T4 choose a kind of node; any other name, one GPU anywhere."""
         check_launch(n_replicas, entrypoint, entrypoint_args, timeout, callables=False)
-        name = f"{self._run_id}-{secrets.token_hex(4)}"
+        name = new_gang_name(self._run_id)
         manifest = self._manifest(name, n_replicas, str(entrypoint), entrypoint_args, gpu=gpu, timeout=timeout)
         self._create(manifest)
         self._gang(Place(self._namespace, name)).since = time.monotonic()
@@ -120,7 +125,7 @@ class EKSExecutor:
             "namespace": self._namespace,
             RENDEZVOUS_URI: entrypoint_args.get(RENDEZVOUS_URI),
         }
-        return [ReplicaHandle(rank, self.backend_name, {**shared, "rank": rank}) for rank in range(n_replicas)]
+        return gang_handles(self.backend_name, n_replicas, shared)
 
     def poll(self, handle: ReplicaHandle) -> str:
         place = self._place(handle)
@@ -131,18 +136,22 @@ class EKSExecutor:
 
     def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = LOG_LINES) -> str:
         """The last lines of the rank's latest pod, or what was kept of them when the pod has been removed."""
+        check_lines(n_lines)
         place = self._place(handle)
-        kept = "".join(self._gang(place).last_lines(handle.rank).splitlines(keepends=True)[-n_lines:])
+        gang = self._gang(place)
+        kept = "".join(gang.last_lines(handle.rank).splitlines(keepends=True)[-n_lines:])
         pod = self._pod_of(place, handle.rank)
         if pod is None:
-            return kept or placeholder(handle.rank, "job not found / no pods yet")
+            may_be_refused = not kept and handle.rank not in gang.ever_there
+            refusal = self._calls().read_refusal(place.namespace, place.job_name) if may_be_refused else ""
+            return kept or placeholder(handle.rank, "job not found / no pods yet", refusal)
         try:
-            text = self._calls().read_log(place.namespace, pod, n_lines)
+            text = self._calls().read_log(place.namespace, str(pod["metadata"]["name"]), n_lines)
         except Exception as error:
             if status_of(error) not in (400, 404):
                 raise
             text = ""
-        return text or kept or placeholder(handle.rank, "pod not started / no logs yet")
+        return text or kept or placeholder(handle.rank, "pod not started / no logs yet", waits_for(pod))
 
     def cancel(self, handle: ReplicaHandle) -> None:
         """Delete the Job, and so end the whole gang. An error other than "it is gone" is raised: it must be seen."""
@@ -176,7 +185,7 @@ class EKSExecutor:
                     for number in mine[rank]:
                         changes.tell(number, handles[number], gang.status(rank))
 
-            following = Following(self._calls(), place, gang, tell, stop)
+            following = Following(self._calls().until(deadline), place, gang, tell, stop)
             longest = WATCH_SECONDS if len(places) == 1 else LOOK_AGAIN_SECONDS
             try:
                 following.follow(set(mine), deadline, start_seconds=self._start_seconds, longest=longest)
@@ -247,7 +256,24 @@ class EKSExecutor:
         )
 
     def _create(self, manifest: dict[str, Any]) -> None:
-        """Create the Job once, whatever becomes of the answers: its name is nobody else's."""
+        """Create the Job, or leave none behind: one of which nobody knows would run to its deadline."""
+        try:
+            self._create_once(manifest)
+        except BaseException as error:  # Ctrl-C, too
+            if not isinstance(error, Exception) or is_transient(error):
+                self._remove_unknown(str(manifest["metadata"]["name"]), error)
+            raise
+
+    def _remove_unknown(self, name: str, error: BaseException) -> None:
+        """Delete a Job that may have been created; the error says so if it could not be."""
+        try:
+            self._calls().delete_job(self._namespace, name)
+        except Exception as trouble:  # noqa: BLE001  the first error is the one that counts
+            if status_of(trouble) != 404:
+                error.add_note(f"the Job {name} may be there all the same, in the namespace {self._namespace}")
+
+    def _create_once(self, manifest: dict[str, Any]) -> None:
+        """Once, whatever becomes of the answers: its name is nobody else's."""
         for attempt in range(CREATE_ATTEMPTS):
             try:
                 self._calls().create_job(self._namespace, manifest)
@@ -260,8 +286,8 @@ class EKSExecutor:
             else:
                 return
 
-    def _pod_of(self, place: Place, rank: int) -> str | None:
-        """The name of a rank's latest pod."""
+    def _pod_of(self, place: Place, rank: int) -> Mapping[str, Any] | None:
+        """A rank's latest pod."""
         try:
             pods = self._calls().list_pods(place.namespace, place.job_name, rank)
         except Exception as error:
@@ -269,36 +295,18 @@ class EKSExecutor:
                 raise
             return None
         mine = [pod for pod in pods if rank_of(pod, place.job_name) == rank]
-        latest = max(mine, key=lambda pod: str(pod["metadata"].get("creationTimestamp") or ""), default=None)
-        return None if latest is None else str(latest["metadata"]["name"])
+        return max(mine, key=lambda pod: str(pod["metadata"].get("creationTimestamp") or ""), default=None)
 
     # ---- results -------------------------------------------------------------------------------------------------
 
     def _results(self, handles: Sequence[ReplicaHandle], seconds: float) -> list[ReplicaResult]:
         results = []
         for handle in handles:
-            place = self._place(handle)
-            gang = self._gang(place)
-            status = gang.status(handle.rank)
-            error = not_ended(status, seconds) if status in (PENDING, RUNNING) else gang.error(handle.rank)
-            if status == PENDING and handle.rank in gang.waiting:
-                error = f"{error}: {gang.waiting[handle.rank]}"
-            code = gang.exit_code(handle.rank)
-            results.append(replica_result(handle, status, exit_code=code, error=error, job_name=place.job_name))
-        self._add_stored(handles, results)
+            gang = self._gang(self._place(handle))
+            outcome = Outcome(gang.status(handle.rank), gang.exit_code(handle.rank), gang.error(handle.rank))
+            results.append(replica_result(handle, outcome, seconds))
+        add_stored_results(handles, results, gang_key="job_name")
         return results
-
-    def _add_stored(self, handles: Sequence[ReplicaHandle], results: list[ReplicaResult]) -> None:
-        """What replicas stored in the rendezvous, else where that is."""
-        by_gang: dict[tuple[str | None, str], list[int]] = {}
-        for number, handle in enumerate(handles):
-            if results[number]["status"] in (SUCCEEDED, FAILED):
-                key = (handle.metadata.get(RENDEZVOUS_URI), results[number]["job_name"])
-                by_gang.setdefault(key, []).append(number)
-        for (uri, job_name), numbers in by_gang.items():
-            stored = read_results(uri, job_name, [handles[number].rank for number in numbers])
-            for number in numbers:
-                results[number]["result"] = stored.get(handles[number].rank, {}).get("result", uri)
 
     # ---- inside --------------------------------------------------------------------------------------------------
 

@@ -5,15 +5,20 @@ of logs changes them (a line of JSON comes back as Python).
 """
 
 import json
+import math
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from basilica.executors.eks_evidence import CONTAINER
+from basilica.kube.refused import last_refusal, refusals_of
 from basilica.kube.render import COMPLETION_INDEX
 
 Json = dict[str, Any]
 TRANSIENT = frozenset({429, 500, 502, 503, 504})
 CONNECT_SECONDS = 10.0
+ANSWER_SECONDS = 30.0  # a server that says nothing for so long is dead
+LAST_ANSWER_SECONDS = 1.0  # for what is asked when the time of the caller is up
 SILENCE_SECONDS = 150.0  # a watch gets a bookmark each minute: one that says nothing for so long is dead
 
 
@@ -48,68 +53,103 @@ def retry_after(error: BaseException) -> float | None:
 
 
 class Calls:
-    """One cluster, through a `BatchV1Api` and a `CoreV1Api` or what looks like them."""
+    """One cluster, through a `BatchV1Api` and a `CoreV1Api` or what looks like them.
 
-    def __init__(self, batch: Any, core: Any) -> None:
-        self._batch, self._core = batch, core
+    No answer is waited for much longer than until the deadline, and none for ever.
+    """
+
+    def __init__(self, batch: Any, core: Any, deadline: float = math.inf) -> None:
+        self._batch, self._core, self._deadline = batch, core, deadline
         self.can_watch = _is_official(core)
 
+    def until(self, deadline: float) -> "Calls":
+        """The same calls for somebody whose time is up then."""
+        return Calls(self._batch, self._core, deadline)
+
+    def _options(self, api: Any, *, raw: bool = True) -> dict[str, Any]:
+        """What only the official client takes: when to lose patience, and whether to leave the answer as it is."""
+        if not _is_official(api):
+            return {}
+        patience = max(LAST_ANSWER_SECONDS, min(ANSWER_SECONDS, self._deadline - time.monotonic()))
+        found: dict[str, Any] = {"_request_timeout": (min(CONNECT_SECONDS, patience), patience)}
+        return {**found, "_preload_content": False} if raw else found
+
     def create_job(self, namespace: str, manifest: Json) -> None:
-        self._batch.create_namespaced_job(namespace=namespace, body=manifest)
+        options = self._options(self._batch, raw=False)
+        self._batch.create_namespaced_job(namespace=namespace, body=manifest, **options)
 
     def delete_job(self, namespace: str, name: str) -> None:
         """With its pods: the default would leave them running."""
         self._batch.delete_namespaced_job(
-            name=name, namespace=namespace, propagation_policy="Background", grace_period_seconds=0
+            name=name,
+            namespace=namespace,
+            propagation_policy="Background",
+            grace_period_seconds=0,
+            **self._options(self._batch, raw=False),
         )
 
     def read_job(self, namespace: str, name: str) -> Json | None:
         """The Job with its status; None if there is none."""
         try:
-            if not _is_official(self._batch):
-                return job_json(self._batch.read_namespaced_job_status(name=name, namespace=namespace))
-            answer = self._batch.read_namespaced_job_status(name=name, namespace=namespace, _preload_content=False)
+            options = self._options(self._batch)
+            answer = self._batch.read_namespaced_job_status(name=name, namespace=namespace, **options)
         except Exception as error:
             if status_of(error) == 404:
                 return None
             raise
-        return _whole(answer)
+        return _whole(answer) if options else job_json(answer)
 
     def list_pods(self, namespace: str, job_name: str, rank: int | None = None) -> list[Json]:
         """The pods of a Job, or of one index of it."""
-        selector = selector_of(job_name, rank)
-        if not self.can_watch:
-            found = self._core.list_namespaced_pod(namespace=namespace, label_selector=selector)
-            return [pod_json(pod) for pod in _items(getattr(found, "items", found))]
-        answer = self._core.list_namespaced_pod(namespace=namespace, label_selector=selector, _preload_content=False)
-        return list(_whole(answer)["items"])
+        options = self._options(self._core)
+        found = self._core.list_namespaced_pod(
+            namespace=namespace, label_selector=selector_of(job_name, rank), **options
+        )
+        if options:
+            return list(_whole(found)["items"])
+        return [pod_json(pod) for pod in _items(getattr(found, "items", found))]
 
     def list_to_watch(self, namespace: str, job_name: str, *, cached: bool) -> tuple[list[Json], str]:
         """All pods of the Job and the version to watch from; `cached` is cheap for the server, and may be a bit old."""
-        version = {"resource_version": "0"} if cached else {}
+        options = self._options(self._core) | ({"resource_version": "0"} if cached else {})
         selector = selector_of(job_name)
-        answer = self._core.list_namespaced_pod(
-            namespace=namespace, label_selector=selector, _preload_content=False, **version
-        )
+        answer = self._core.list_namespaced_pod(namespace=namespace, label_selector=selector, **options)
         found = _whole(answer)
         return list(found["items"]), str(found["metadata"]["resourceVersion"])
 
     def read_log(self, namespace: str, pod: str, n_lines: int) -> str:
-        more = {"_preload_content": False} if self.can_watch else {}
+        options = self._options(self._core)
         answer = self._core.read_namespaced_pod_log(
-            name=pod, namespace=namespace, container=CONTAINER, tail_lines=n_lines, **more
+            name=pod, namespace=namespace, container=CONTAINER, tail_lines=n_lines, **options
         )
-        text = answer.data if self.can_watch else answer
-        if self.can_watch:
+        text = answer.data if options else answer
+        if options:
             answer.release_conn()
         return text.decode(errors="replace") if isinstance(text, bytes) else str(text)
 
+    def read_refusal(self, namespace: str, job_name: str) -> str:
+        """What Kubernetes last had against pods of the Job; empty if nothing, or if we may not ask."""
+        list_events = getattr(self._core, "list_namespaced_event", None)
+        if list_events is None:  # a client that only has what a healthy gang needs
+            return ""
+        options = self._options(self._core)
+        try:
+            found = list_events(namespace=namespace, field_selector=refusals_of(job_name), **options)
+        except Exception as error:
+            if status_of(error) not in (403, 404):
+                raise
+            return ""
+        if options:
+            return last_refusal(_whole(found)["items"])
+        return last_refusal([event_json(event) for event in _items(getattr(found, "items", found))])
+
     def watch_pods(
-        self, namespace: str, job_name: str, version: str, seconds: float
+        self, namespace: str, job_name: str, version: str, seconds: float, silence: float = SILENCE_SECONDS
     ) -> Iterator[tuple[str, dict[str, Any]]]:
         """Changes of the Job's pods after a version.
 
-        It ends after about `seconds`. What breaks it is raised; a version that is too old as `WatchExpired`.
+        It ends after about `seconds`, or with an error that `is_silence` after `silence`. What else breaks it is
+        raised; a version that is too old as `WatchExpired`.
         """
         try:
             answer = self._core.list_namespaced_pod(
@@ -120,7 +160,7 @@ class Calls:
                 resource_version=version,
                 timeout_seconds=max(1, int(seconds)),
                 _preload_content=False,
-                _request_timeout=(CONNECT_SECONDS, max(0.05, min(seconds, SILENCE_SECONDS))),
+                _request_timeout=(CONNECT_SECONDS, max(0.05, min(seconds, silence))),
             )
         except Exception as error:
             if status_of(error) == 410:
@@ -206,6 +246,14 @@ def pod_json(pod: Any) -> Json:
     statuses = [_container(each) for each in _items(getattr(status, "container_statuses", None))]
     known = {key: _text(getattr(status, key, None)) for key in ("phase", "reason", "message")}
     return {"metadata": found, "status": {**known, "containerStatuses": statuses}}
+
+
+def event_json(event: Any) -> Json:
+    if isinstance(event, dict):
+        return event
+    times = {"lastTimestamp": "last_timestamp", "eventTime": "event_time"}
+    found = {key: _time(getattr(event, name, None)) for key, name in times.items()}
+    return {**found, "message": _text(getattr(event, "message", None))}
 
 
 def _container(status: Any) -> Json:

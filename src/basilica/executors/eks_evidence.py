@@ -54,7 +54,9 @@ class GangEvidence:
     completed: frozenset[int] = frozenset()
     failed_indexes: frozenset[int] = frozenset()
     pods: dict[int, str] = field(default_factory=dict)  # the present pod of a rank
-    waiting: dict[int, str] = field(default_factory=dict)  # why a rank does not run yet
+    waiting: dict[int, str] = field(default_factory=dict)  # why a rank's pod does not run yet
+    refusal: str = ""  # what Kubernetes has against pods that are missing
+    suspended: bool = False  # the Job makes no pods yet: its queue has not let it in
     logs: dict[int, str] = field(default_factory=dict)  # lines that were fetched
     vanished: set[int] = field(default_factory=set)  # had a pod, and have none
     end: JobEnd | None = None
@@ -95,7 +97,11 @@ class GangEvidence:
                 self.vanished.add(rank)
                 self.running.discard(rank)
         self.news |= leaving or (rank in self.exits and self.exits[rank].code != 0)
-        self._see_waiting(rank, status, state)
+        reason = waits_for(pod)
+        if reason:
+            self.waiting[rank] = reason
+        else:
+            self.waiting.pop(rank, None)
         return rank
 
     def see_listing(self, pods: list[Any]) -> None:
@@ -135,21 +141,15 @@ class GangEvidence:
         if not new.stopped and (self._first is None or new.finished_at < self.exits[self._first].finished_at):
             self._first = rank
 
-    def _see_waiting(self, rank: int, status: Json, state: Json) -> None:
-        self.waiting.pop(rank, None)
-        if "waiting" in state and state["waiting"].get("reason") not in (None, "ContainerCreating", "PodInitializing"):
-            self.waiting[rank] = ": ".join(filter(None, (state["waiting"]["reason"], state["waiting"].get("message"))))
-        for condition in status.get("conditions") or ():
-            if condition["type"] == "PodScheduled" and condition["status"] == "False":
-                self.waiting[rank] = str(condition.get("message") or condition.get("reason") or "not scheduled")
-
     def see_job(self, job: Json | None) -> None:
         """Take note of the Job's status; None: there is no such Job."""
         self.news = False
         self.gone = job is None
         if job is None:
             return
-        self.fail_fast = (job.get("spec") or {}).get("backoffLimit", 0) == 0
+        spec = job.get("spec") or {}
+        self.fail_fast = spec.get("backoffLimit", 0) == 0
+        self.suspended = bool(spec.get("suspend"))
         status = job.get("status") or {}
         self.completed |= parse_indexes(status.get("completedIndexes"))
         self.failed_indexes |= parse_indexes(status.get("failedIndexes"))
@@ -240,8 +240,10 @@ class GangEvidence:
         return None if found is None else found.code
 
     def error(self, rank: int) -> str | None:
-        """Why a rank did not succeed: its own end, or what it was stopped for."""
+        """Why a rank did not succeed: its own end, or what it was stopped for; of one that waits, what it waits for."""
         status = self.status(rank)
+        if status == PENDING:
+            return self.hindrance(rank) or None
         if status == CANCELLED:
             return self.given_up or "cancelled: the Job was deleted"
         if status != FAILED:
@@ -254,7 +256,24 @@ class GangEvidence:
             return f"stopped because rank {culprit} failed first ({self.exits[culprit]})"
         reason = ": ".join(part for part in (self.end.reason, self.end.message) if part) if self.end else ""
         ending = f" ({own})" if own is not None else ""
-        return f"stopped by Kubernetes{': ' if reason else ''}{reason}{ending}{self._told_lines(rank)}"
+        hindered = self.hindrance(rank)
+        never = f"; it never ran: {hindered}" if hindered else ""
+        return f"stopped by Kubernetes{': ' if reason else ''}{reason}{ending}{never}{self._told_lines(rank)}"
+
+    @property
+    def ever_there(self) -> set[int]:
+        """Ranks that had a pod at some time, as far as was seen."""
+        return self.pods.keys() | self.exits.keys() | self.vanished | self.started
+
+    def hindrance(self, rank: int) -> str:
+        """Why a rank has not run, as far as anybody said; empty if it has."""
+        if rank in self.started:
+            return ""
+        if rank in self.waiting or rank in self.pods:
+            return self.waiting.get(rank, "")
+        if self.suspended:
+            return "the Job is suspended: its queue has not let it in"
+        return f"Kubernetes refuses its pod: {self.refusal}" if self.refusal else ""
 
     def last_lines(self, rank: int) -> str:
         """What is kept of a rank's output."""
@@ -278,6 +297,18 @@ def rank_of(pod: Json, job_name: str) -> int | None:
     prefix, name = f"{job_name}-", str(metadata.get("name") or "")
     rank = name[len(prefix) :].partition("-")[0] if name.startswith(prefix) else ""
     return int(rank) if rank.isdecimal() and name.count("-") > prefix.count("-") else None
+
+
+def waits_for(pod: Json) -> str:
+    """Why a pod does not run yet, if it says so: no node for it, an image that cannot be had."""
+    status = pod.get("status") or {}
+    for condition in status.get("conditions") or ():
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return str(condition.get("message") or condition.get("reason") or "not scheduled")
+    waiting = (_container_status(status).get("state") or {}).get("waiting") or {}
+    if waiting.get("reason") in (None, "ContainerCreating", "PodInitializing"):
+        return ""
+    return ": ".join(filter(None, (waiting["reason"], waiting.get("message"))))
 
 
 def _container_status(status: Json) -> Json:

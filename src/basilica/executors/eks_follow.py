@@ -1,20 +1,34 @@
 """Following a gang on Kubernetes to its end: a watch of its pods, and the Job's word where that is needed."""
 
+import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from threading import Event
 from typing import Any
 
-from basilica.executors.eks_calls import Calls, WatchExpired, is_silence, is_transient, retry_after, status_of
+from basilica.executors.eks_calls import (
+    SILENCE_SECONDS,
+    Calls,
+    WatchExpired,
+    is_silence,
+    is_transient,
+    retry_after,
+    status_of,
+)
 from basilica.executors.eks_evidence import GangEvidence
 from basilica.executors.protocol import LOG_LINES
+from basilica.kube.refused import AwaitedPods
+
+log = logging.getLogger(__name__)
 
 WATCH_SECONDS = 600.0
 LOOK_AGAIN_SECONDS = 30.0  # while ranks wait for a place, of which only the Job may tell
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 30.0
 REST_SECONDS = 1.0  # that the last changes of pods may take after the Job's end
+HINDRANCES = 3  # that are told at once
 CULPRITS_READ = 3  # of how many failed ranks the log is fetched, beside what their pods' statuses hold
 
 
@@ -43,6 +57,8 @@ class Following:
         self._relists = False
         self._pause = FIRST_PAUSE_SECONDS  # between looks at the Job
         self._troubles = 0  # in a row
+        self._awaited = AwaitedPods()
+        self._told_hindrances: set[str] = set()
 
     def follow(self, ranks: set[int], deadline: float, *, start_seconds: float | None, longest: float) -> None:
         """Return when all have ended, the time is up, or somebody says stop; a watch lasts `longest` at most."""
@@ -91,6 +107,11 @@ class Following:
         self._gang.see_job(job)
         if self._gang.gone or (self._gang.end is not None and self._gang.end.final):
             self._see_the_rest()
+            if not self._left <= self._gang.ever_there:
+                self._ask_for_refusal()
+            return
+        self._see_refusals()
+        self._tell_hindrances()
 
     def _follow_pods(self, deadline: float) -> None:
         """Read changes until the Job should be looked at: something went wrong, or nothing came for long."""
@@ -121,8 +142,10 @@ class Following:
         seconds = self._next_pause() if unsure else quiet
         start_left = self._start_left()
         seconds = max(0.05, min(seconds, left, *([] if start_left is None else [start_left])))
+        silence = max(0.05, self._awaited.ask_at - begun) if self._lacks_pods() else SILENCE_SECONDS
+        place = self._place
         try:
-            for event in self._calls.watch_pods(self._place.namespace, self._place.job_name, self._version, seconds):
+            for event in self._calls.watch_pods(place.namespace, place.job_name, self._version, seconds, silence):
                 yield event
                 if time.monotonic() - begun > seconds or (gang.news and not unsure):
                     return
@@ -131,6 +154,33 @@ class Following:
                 raise
 
     # ---- gangs that do not start ---------------------------------------------------------------------------------
+
+    def _pods_there(self) -> int:
+        """Of ranks that have not ended; those that the Job counts, where nobody shows us which."""
+        return len(self._left & self._gang.pods.keys()) if self._calls.can_watch else self._gang.active
+
+    def _lacks_pods(self) -> bool:
+        """Whether the Job should have made more pods than there are."""
+        return not (self._gang.suspended or self._gang.failing) and self._pods_there() < len(self._left)
+
+    def _see_refusals(self) -> None:
+        """Ask why pods are missing, when none has come for a while."""
+        if not self._lacks_pods():
+            self._gang.refusal = ""
+        elif self._awaited.is_time_to_ask(self._pods_there(), time.monotonic()):
+            self._ask_for_refusal()
+
+    def _ask_for_refusal(self) -> None:
+        self._gang.refusal = self._calls.read_refusal(self._place.namespace, self._place.job_name)
+
+    def _tell_hindrances(self) -> None:
+        """Say what ranks wait for, when it is something new: statuses alone would say `pending` for ever."""
+        found = Counter(self._gang.hindrance(rank) for rank in self._left)
+        del found[""]
+        if found.keys() - self._told_hindrances:
+            told = "; ".join(f"{count} ranks: {why}" for why, count in found.most_common(HINDRANCES))
+            log.warning("%s waits for %s", self._place.job_name, told)
+        self._told_hindrances = set(found)
 
     def _start_left(self) -> float | None:
         if self._start_seconds is None or self._gang.since is None:
@@ -147,7 +197,9 @@ class Following:
         if not missing:
             self._start_seconds = None
             return False
-        reasons = sorted({gang.waiting[rank] for rank in missing if rank in gang.waiting})
+        if self._lacks_pods():
+            self._ask_for_refusal()
+        reasons = sorted({gang.hindrance(rank) for rank in missing} - {""})
         told = f"; {'; '.join(reasons)}" if reasons else ""
         try:
             self._calls.delete_job(self._place.namespace, self._place.job_name)

@@ -40,17 +40,23 @@ def _json_only(arguments: Mapping[str, Any], entrypoint: str) -> dict[str, Any]:
     for name, value in arguments.items():
         if name == RANK_ENV:
             continue
-        try:
-            json.dumps(value, allow_nan=False)
-        except (TypeError, ValueError):
-            kind = type(value).__name__
-            warnings.warn(
-                f"the argument {name!r} of {entrypoint} ({kind}) is no JSON and does not reach the replicas",
-                stacklevel=4,
-            )
+        if is_json(value):
+            passed[name] = value
             continue
-        passed[name] = value
+        kind = type(value).__name__
+        warnings.warn(
+            f"the argument {name!r} of {entrypoint} ({kind}) is no JSON and does not reach the replicas",
+            stacklevel=4,
+        )
     return passed
+
+
+def is_json(value: Any) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _text(value: str | int | float) -> str:

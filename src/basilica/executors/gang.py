@@ -1,11 +1,12 @@
 """A local gang, as its files tell: how each replica stands, what it wrote, and being told when that changes.
 
-Any process of this user can look and can ask for an end. The files are those of the local runtime, and three more:
+Any process of this user can look and can ask for an end. The files are those of the local runtime, and four more:
 
 <directory>/
-├── warden.json     who the warden of the gang is (see `warden.py`), and how long the gang may run
+├── warden.json     who the warden of the gang is (see `warden.py`), who wanted the gang, and how long it may run
 ├── news            grows whenever something has changed
 ├── time-is-up      there if the gang was stopped because of that
+├── over            there once the warden has seen the end of all replicas
 └── runs/<job>/…    records, logs and results, as `basilica.runtimes.local.layout` describes
 """
 
@@ -36,6 +37,7 @@ from basilica.runtimes.local.tracebacks import read_traceback
 TOLD = "warden.json"
 NEWS = "news"
 TIME_IS_UP = "time-is-up"
+OVER = "over"
 LOOK_AGAIN_SECONDS = 0.2  # only where the system cannot tell us
 LONGEST_WAIT_SECONDS = 3600.0
 
@@ -65,6 +67,7 @@ class State:
     exit_code: int | None = None
     error: str | None = None
     ended_at: float | None = None
+    stopped: bool = False  # by somebody else, or since its time was up
 
 
 class Gang:
@@ -96,7 +99,7 @@ class Gang:
             return State(SUCCEEDED, 0, ended_at=exit.finished_at)
         if exit.stopped and (self.directory / TIME_IS_UP).exists():
             error = f"stopped, since it had not ended within {self._told().get('timeout', 0):g} s"
-            return State(FAILED, exit.exit_code, error, exit.finished_at)
+            return State(FAILED, exit.exit_code, error, exit.finished_at, stopped=True)
         if exit.stopped:
             return State(CANCELLED, error="cancelled", ended_at=exit.finished_at)
         return State(FAILED, exit.exit_code, self._why(rank, exit), exit.finished_at)
@@ -139,7 +142,24 @@ class Gang:
         """True while its warden is alive: something of it may still run."""
         return self._warden() is not None
 
+    @property
+    def is_forsaken(self) -> bool:
+        """True if replicas may run that nobody looks after: both the warden and the caller for whom they ran were
+        killed."""
+        if (self.directory / OVER).exists():
+            return False
+        told = self._told()
+        if not told.get("owner") or told["boot"] != supervisor.boot() or told["processes"] != process_namespace():
+            return False
+        pid, start = told["owner"]
+        return start_of(pid) != start and not self.is_tended
+
     # ---- ending --------------------------------------------------------------------------------------------------
+
+    def end_forsaken(self, grace: float) -> None:
+        for rank in range(self._told()["replicas"]):
+            self.cancel(rank, grace)
+        (self.directory / OVER).touch()
 
     def cancel(self, rank: int, grace: float) -> None:
         """Ask for the end: SIGTERM, and SIGKILL after the grace. One that has not started never will."""
@@ -202,6 +222,14 @@ class Bell:
     def wait(self, seconds: float) -> None:
         """Return when it rings, when the time is up, or when it is better to look oneself."""
         self._poll.poll(1000 * max(0.0, min(seconds, self._longest)))
+
+
+def process_namespace() -> str:
+    """In which processes are seen and numbered: a container has one of its own, and may share our files."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
 
 
 def _living(record: Record) -> int | None:

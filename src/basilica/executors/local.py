@@ -7,23 +7,35 @@ event loop. It works in scripts, in notebooks, and in processes that fork.
 
 import contextlib
 import json
+import math
 import os
 import pickle
-import secrets
+import re
 import shutil
 import subprocess
 import sys
 import time
 import weakref
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from basilica.core.errors import BasilicaError
-from basilica.executors.arguments import DAY_SECONDS, check_backend, check_launch, check_timeout
-from basilica.executors.environment import RANK_ENV, REPLICA_MODULE, replica_environment
+from basilica.executors.arguments import (
+    DAY_SECONDS,
+    check_backend,
+    check_launch,
+    check_lines,
+    check_run_id,
+    check_seconds,
+    check_timeout,
+    new_gang_name,
+)
+from basilica.executors.environment import RANK_ENV, replica_environment
 from basilica.executors.gang import NEWS, Gang, State, Task, told_of_changes
-from basilica.executors.outcomes import Changes, not_ended, placeholder, replica_result
+from basilica.executors.launching import gang_handles, gang_metadata, import_path, replica_command, shipped_function
+from basilica.executors.outcomes import Changes, Outcome, placeholder, replica_result
 from basilica.executors.protocol import (
     ENDED,
     FAILED,
@@ -41,6 +53,8 @@ GRACE_SECONDS = 10.0
 CLOSE_SECONDS = 10.0  # that `close` waits longer than the grace
 KEPT_SECONDS = 7 * DAY_SECONDS
 ARGUMENT_BYTES_MAX = 100_000  # more go by file: the kernel takes no longer variable
+
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class LocalProcessExecutor:
@@ -67,11 +81,12 @@ class LocalProcessExecutor:
         run_id: str = "local",
     ) -> None:
         """`grace_seconds` is the time between SIGTERM and SIGKILL; `run_id` begins the names of gangs."""
+        check_seconds("grace_seconds", grace_seconds)
+        self._run_id = check_run_id(run_id, _RUN_ID, "a name of a directory: letters, digits, '.', '_' and '-'")
         base = default_state_dir() / "executors" if state_dir is None else Path(state_dir).expanduser()
         self._base = base.absolute()
         self._grace = grace_seconds
         self._detach = detach
-        self._run_id = run_id
         self._gangs: list[tuple[Gang, int]] = []
         self._close = weakref.finalize(self, _close, os.getpid(), self._gangs, grace_seconds, detach)
 
@@ -90,8 +105,8 @@ class LocalProcessExecutor:
         check_launch(n_replicas, entrypoint, entrypoint_args, timeout, callables=True)
         if not self._close.alive:
             raise RuntimeError("this executor is closed: make another")
-        self._forget_old_gangs()
-        job = f"{self._run_id}-{secrets.token_hex(4)}"
+        self._tidy_up()
+        job = new_gang_name(self._run_id)
         directory = self._base / job
         directory.mkdir(mode=0o700, parents=True)
         try:
@@ -120,15 +135,14 @@ class LocalProcessExecutor:
             _remove(directory)
             raise
         self._gangs.append((gang, n_replicas))
-        metadata = {"job_name": job, "directory": str(directory)}
-        if isinstance(entrypoint_args.get("rendezvous_uri"), str):
-            metadata["rendezvous_uri"] = entrypoint_args["rendezvous_uri"]
-        return [ReplicaHandle(rank, self.backend_name, {**metadata, "rank": rank}) for rank in range(n_replicas)]
+        metadata = gang_metadata(entrypoint_args, job_name=job, directory=str(directory))
+        return gang_handles(self.backend_name, n_replicas, metadata)
 
     def poll(self, handle: ReplicaHandle) -> str:
         return _gang(handle).state(handle.rank).status
 
     def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = LOG_LINES) -> str:
+        check_lines(n_lines)
         gang = _gang(handle)
         lines = gang.lines(handle.rank, n_lines)
         if not lines:
@@ -176,15 +190,18 @@ class LocalProcessExecutor:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _forget_old_gangs(self) -> None:
-        """Files of gangs in which nothing has happened for a week. One that still runs is no week old, or is kept."""
+    def _tidy_up(self) -> None:
+        """End gangs that nobody looks after any more, and forget those in which nothing has happened for a week.
+
+        One that still runs is no week old, or is kept.
+        """
         with contextlib.suppress(OSError):
             for directory in self._base.iterdir():
-                news = directory / NEWS
-                if news.exists() and time.time() - news.stat().st_mtime > KEPT_SECONDS:
-                    gang = Gang(directory, directory.name)
-                    if not gang.is_tended:
-                        _remove(directory)
+                gang, news = Gang(directory, directory.name), directory / NEWS
+                if gang.is_forsaken:
+                    gang.end_forsaken(self._grace)
+                elif news.exists() and time.time() - news.stat().st_mtime > KEPT_SECONDS and not gang.is_tended:
+                    _remove(directory)
 
 
 # ---- what replicas execute ---------------------------------------------------------------------------------------
@@ -199,16 +216,9 @@ def _program(
         env = replica_environment(n_replicas, entrypoint, plain, remote=False)
         if file is not None:
             env["REPLICA_ARGS_FILE"] = str(file)
-        env["PYTHONPATH"] = os.pathsep.join(
-            os.path.abspath(place) for place in sys.path if os.path.exists(place or ".")
-        )
-        return [sys.executable, "-u", "-m", REPLICA_MODULE], env
-    from basilica.client.source import ship  # noqa: PLC0415  only functions need it
-
-    passed = {name: value for name, value in arguments.items() if name != RANK_ENV}
-    shipped = ship(entrypoint, kwargs=passed, python=sys.executable)
-    name = getattr(entrypoint, "__qualname__", type(entrypoint).__qualname__)
-    return shipped.argv, replica_environment(n_replicas, name, passed, remote=False) | shipped.env
+        env["PYTHONPATH"] = import_path()
+        return replica_command(sys.executable), env
+    return shipped_function(entrypoint, arguments, n_replicas, python=sys.executable, remote=False)
 
 
 def _arguments(arguments: Mapping[str, Any], directory: Path) -> tuple[dict[str, Any], Path | None]:
@@ -246,7 +256,7 @@ def _start_warden(task: Task) -> None:
             stdout=subprocess.PIPE,
             stderr=log,
             cwd="/",
-            env={**os.environ, "PYTHONPATH": task["env"].get("PYTHONPATH", _python_path())},
+            env={**os.environ, "PYTHONPATH": import_path()},
             start_new_session=True,  # a Ctrl-C at the caller's terminal is the caller's
             text=True,
         )
@@ -262,10 +272,6 @@ def _start_warden(task: Task) -> None:
         return
     problem = json.loads(answer)["error"] if answer else (directory / "warden.log").read_text()[-2000:].strip()
     raise BasilicaError(f"could not launch the replicas: {problem or 'their warden was killed'}")
-
-
-def _python_path() -> str:
-    return os.pathsep.join(os.path.abspath(place) for place in sys.path if place)
 
 
 # ---- results -----------------------------------------------------------------------------------------------------
@@ -294,32 +300,24 @@ def _results(
     for place, handle in enumerate(handles):
         state, gang = states[place], gangs[place]
         error = state.error
-        if not _over(state):
-            error = not_ended(state.status, seconds)
-        elif state.status == FAILED and gang.job in first:
+        if state.status == FAILED and gang.job in first:
             error = f"{error}; {'it' if first[gang.job] == handle.rank else f'rank {first[gang.job]}'} failed first"
-        results.append(
-            replica_result(
-                handle,
-                state.status,
-                exit_code=state.exit_code,
-                error=error,
-                job_name=gang.job,
-                result=gang.result(handle.rank) if _over(state) else None,
-            )
-        )
+        value = gang.result(handle.rank) if _over(state) else None
+        results.append(replica_result(handle, Outcome(state.status, state.exit_code, error, value), seconds))
     return results
 
 
 def _first_failures(
     handles: Sequence[ReplicaHandle], gangs: Sequence[Gang], states: Mapping[int, State]
 ) -> dict[str, int]:
-    """By gang, the rank that failed first, where more than one did."""
-    failed: dict[str, list[tuple[float, int]]] = {}
+    """By gang, the rank that failed first of its own, where more than one failed."""
+    failed = Counter(gangs[place].job for place, state in states.items() if state.status == FAILED)
+    first: dict[str, tuple[float, int]] = {}
     for place, state in states.items():
-        if state.status == FAILED and state.ended_at is not None:
-            failed.setdefault(gangs[place].job, []).append((state.ended_at, handles[place].rank))
-    return {job: min(ends)[1] for job, ends in failed.items() if len(ends) > 1}
+        job = gangs[place].job
+        if state.status == FAILED and state.ended_at is not None and not state.stopped and failed[job] > 1:
+            first[job] = min(first.get(job, (math.inf, 0)), (state.ended_at, handles[place].rank))
+    return {job: rank for job, (_, rank) in first.items()}
 
 
 def _close(owner: int, gangs: list[tuple[Gang, int]], grace: float, detach: bool) -> list[str]:

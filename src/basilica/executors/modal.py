@@ -19,7 +19,6 @@ import json
 import math
 import os
 import queue
-import secrets
 import signal
 import subprocess
 import sys
@@ -29,11 +28,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from basilica.executors.arguments import check_backend, check_launch, check_timeout
-from basilica.executors.environment import RENDEZVOUS_URI, REPLICA_MODULE, replica_environment
-from basilica.executors.outcomes import Changes, not_ended, placeholder, replica_result
+from basilica.executors.arguments import RUN_ID, check_backend, check_launch, check_lines, check_timeout, new_gang_name
+from basilica.executors.environment import replica_environment
+from basilica.executors.launching import gang_metadata, replica_command, start_each
+from basilica.executors.outcomes import Changes, Outcome, placeholder, replica_result
 from basilica.executors.protocol import (
     CANCELLED,
     ENDED,
@@ -54,15 +54,6 @@ GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL, when a replica's time is up
 START_SECONDS = 60  # that Modal's own limit is longer than ours, so that ours tells why
 LOG_ENTRIES_MAX = 20_000
 WAITS_AT_ONCE = 64
-
-
-class Outcome(NamedTuple):
-    """How a call stands."""
-
-    status: str
-    exit_code: int | None = None
-    error: str | None = None
-    result: Any = None
 
 
 class ModalSpawnExecutor:
@@ -92,7 +83,7 @@ class ModalSpawnExecutor:
         self._app_name = app_name
         self._function_name = function_name
         self._environment_name = environment_name
-        self._run_id = run_id or "diloco"
+        self._run_id = run_id or RUN_ID
 
     def launch_replicas(
         self,
@@ -105,7 +96,7 @@ class ModalSpawnExecutor:
     ) -> list[ReplicaHandle]:
         """Spawn the calls. `gpu` is Modal's name of one. If one cannot be spawned, those before it are cancelled."""
         check_launch(n_replicas, entrypoint, entrypoint_args, timeout, callables=False)
-        job = f"{self._run_id}-{secrets.token_hex(4)}"
+        job = new_gang_name(self._run_id)
         common = replica_environment(n_replicas, str(entrypoint), entrypoint_args, remote=True) | {"REPLICA_JOB": job}
         options: dict[str, Any] = {"timeout": math.ceil(timeout + GRACE_SECONDS) + START_SECONDS}
         if gpu is not None:
@@ -114,24 +105,20 @@ class ModalSpawnExecutor:
             self._app_name, self._function_name, environment_name=self._environment_name
         )
         function = named.with_options(**options)
-        metadata: dict[str, Any] = {"job_name": job}
-        if isinstance(entrypoint_args.get(RENDEZVOUS_URI), str):
-            metadata[RENDEZVOUS_URI] = entrypoint_args[RENDEZVOUS_URI]
-        handles: list[ReplicaHandle] = []
-        for rank in range(n_replicas):
-            try:
-                call = function.spawn({**common, "REPLICA_RANK": str(rank)}, timeout)
-            except Exception as error:  # whatever it was, the others must not go on alone
-                self._cancel_all(handles, error)
-                raise
+        metadata = gang_metadata(entrypoint_args, job_name=job)
+
+        def spawn(rank: int) -> ReplicaHandle:
+            call = function.spawn({**common, "REPLICA_RANK": str(rank)}, timeout)
             own = {"function_call_id": call.object_id, "rank": rank}
-            handles.append(ReplicaHandle(rank, self.backend_name, metadata | own))
-        return handles
+            return ReplicaHandle(rank, self.backend_name, metadata | own)
+
+        return start_each(n_replicas, spawn, self.cancel, known_as="function_call_id")
 
     def poll(self, handle: ReplicaHandle) -> str:
         return self._look(handle, 0.0).status
 
     def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = LOG_LINES) -> str:
+        check_lines(n_lines)
         call = self._call(handle)
         try:
             text = "".join(entry.message for entry in call.logs.tail(min(n_lines, LOG_ENTRIES_MAX)))
@@ -166,7 +153,7 @@ class ModalSpawnExecutor:
         for place, outcome in _Ends(self._look, handles, waiting, deadline):
             outcomes[place] = outcome
             changes.tell(place, handles[place], outcome.status)
-        return [_result(handle, outcomes[place], seconds) for place, handle in enumerate(handles)]
+        return [replica_result(handle, outcomes[place], seconds) for place, handle in enumerate(handles)]
 
     # ---- asking Modal --------------------------------------------------------------------------------------------
 
@@ -216,17 +203,6 @@ class ModalSpawnExecutor:
                 return node
         return None
 
-    def _cancel_all(self, handles: Sequence[ReplicaHandle], error: Exception) -> None:
-        """Cancel what was spawned before the error, and say which could not be."""
-        left = []
-        for handle in handles:
-            try:
-                self.cancel(handle)
-            except self._modal.exception.Error:
-                left.append(str(handle.metadata["function_call_id"]))
-        if left:
-            error.add_note(f"still there, and to be cancelled by hand: {', '.join(left)}")
-
 
 class _Ends:
     """Waits for several calls at once and gives (place, outcome) as they end; at the deadline, how the rest stands."""
@@ -274,18 +250,6 @@ class _Ends:
         return place, outcome
 
 
-def _result(handle: ReplicaHandle, outcome: Outcome, seconds: float) -> ReplicaResult:
-    ended = outcome.status in ENDED
-    return replica_result(
-        handle,
-        outcome.status,
-        exit_code=outcome.exit_code,
-        error=outcome.error if ended else not_ended(outcome.status, seconds),
-        job_name=handle.metadata["job_name"],
-        result=outcome.result,
-    )
-
-
 # ---- what runs there ---------------------------------------------------------------------------------------------
 
 
@@ -295,7 +259,7 @@ def run_replica(variables: Mapping[str, str], timeout: float) -> dict[str, Any]:
         result_file, error_file = Path(place) / "result.json", Path(place) / "error.json"
         files = {"BASILICA_RESULT_FILE": str(result_file), "TORCHELASTIC_ERROR_FILE": str(error_file)}
         process = subprocess.Popen(
-            [sys.executable, "-u", "-m", REPLICA_MODULE],
+            replica_command(sys.executable),
             env={**os.environ, **variables, **files},
             start_new_session=True,
         )

@@ -1,32 +1,40 @@
 """How replicas ended, in the words of every executor."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from basilica.executors.protocol import FAILED, SUCCEEDED, OnChange, ReplicaHandle, ReplicaResult
-
-
-def replica_result(
-    handle: ReplicaHandle,
-    status: str,
-    *,
-    exit_code: int | None = None,
-    error: str | None = None,
-    job_name: str = "",
-    result: Any = None,
-) -> ReplicaResult:
-    """A result that keeps the rule of exit codes, whatever the backend could tell."""
-    code = {SUCCEEDED: 0, FAILED: exit_code or 1}.get(status)
-    return ReplicaResult(rank=handle.rank, status=status, exit_code=code, error=error, job_name=job_name, result=result)
+from basilica.executors.protocol import ENDED, FAILED, SUCCEEDED, OnChange, ReplicaHandle, ReplicaResult
 
 
-def not_ended(status: str, timeout: float) -> str:
-    """What `error` says of a replica that had not ended at the deadline."""
-    return f"still {status} after {timeout:g} s"
+class Outcome(NamedTuple):
+    """How one replica stands. `exit_code` is the real one, where it can be had; `error` says why it stands so."""
+
+    status: str
+    exit_code: int | None = None
+    error: str | None = None
+    result: Any = None
 
 
-def placeholder(rank: int, why: str) -> str:
-    """What stands for logs where there are none."""
-    return f"<rank {rank}: {why}>"
+def replica_result(handle: ReplicaHandle, outcome: Outcome, waited_seconds: float) -> ReplicaResult:
+    """What `collect` tells of a replica for which it waited so long, by the rules of exit codes and deadlines.
+
+    The name of its job is what the handle's metadata have as `job_name`.
+    """
+    status, exit_code, error, result = outcome
+    if status not in ENDED:
+        error = ": ".join(filter(None, (f"still {status} after {waited_seconds:g} s", error)))
+    return ReplicaResult(
+        rank=handle.rank,
+        status=status,
+        exit_code={SUCCEEDED: 0, FAILED: exit_code or 1}.get(status),
+        error=error,
+        job_name=str(handle.metadata.get("job_name", "")),
+        result=result,
+    )
+
+
+def placeholder(rank: int, *why: str) -> str:
+    """What stands for logs where there are none; reasons that are empty are left out."""
+    return f"<rank {rank}: {': '.join(filter(None, why))}>"
 
 
 class Changes:

@@ -1,11 +1,13 @@
 """Reading what remote replicas stored of their results in the rendezvous (see `diloco/replica_entrypoint.py`)."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypedDict
 
 from basilica.diloco.replica_entrypoint import local_path, object_store, result_key
+from basilica.executors.environment import RENDEZVOUS_URI
+from basilica.executors.protocol import FAILED, SUCCEEDED, ReplicaHandle, ReplicaResult
 
 READS_AT_ONCE = 16
 
@@ -18,6 +20,22 @@ class StoredResult(TypedDict, total=False):
     exit_code: int
     result: Any
     error: str
+
+
+def add_stored_results(handles: Sequence[ReplicaHandle], results: Sequence[ReplicaResult], *, gang_key: str) -> None:
+    """Give each replica that ended what it stored in its rendezvous, else where that is.
+
+    `gang_key` names the metadata under which replicas know their gang.
+    """
+    places: dict[tuple[str | None, str], list[int]] = {}
+    for place, handle in enumerate(handles):
+        if results[place]["status"] in (SUCCEEDED, FAILED):
+            gang = (handle.metadata.get(RENDEZVOUS_URI), str(handle.metadata[gang_key]))
+            places.setdefault(gang, []).append(place)
+    for (uri, gang_name), mine in places.items():
+        stored = read_results(uri, gang_name, [handles[place].rank for place in mine])
+        for place in mine:
+            results[place]["result"] = stored.get(handles[place].rank, {}).get("result", uri)
 
 
 def read_results(uri: str | None, job: str, ranks: Iterable[int]) -> dict[int, StoredResult]:

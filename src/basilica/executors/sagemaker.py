@@ -10,14 +10,22 @@ round, with growing pauses, and one `DescribeTrainingJob` for each job that did 
 
 import math
 import re
-import secrets
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from basilica.executors.arguments import check_backend, check_launch, check_timeout
-from basilica.executors.environment import RENDEZVOUS_URI, REPLICA_MODULE, replica_environment
-from basilica.executors.outcomes import Changes, not_ended, placeholder, replica_result
+from basilica.executors.arguments import (
+    check_backend,
+    check_launch,
+    check_lines,
+    check_run_id,
+    check_timeout,
+    new_gang_name,
+)
+from basilica.executors.environment import replica_environment
+from basilica.executors.launching import gang_metadata, replica_command, start_each
+from basilica.executors.outcomes import Changes, Outcome, placeholder, replica_result
 from basilica.executors.protocol import (
     CANCELLED,
     ENDED,
@@ -32,7 +40,7 @@ from basilica.executors.protocol import (
     ReplicaHandle,
     ReplicaResult,
 )
-from basilica.executors.results import read_results
+from basilica.executors.results import add_stored_results
 
 INSTANCE_TYPES = {
     "A100": "ml.p4d.24xlarge",
@@ -91,8 +99,7 @@ class SageMakerExecutor:
             from botocore.exceptions import ClientError  # noqa: PLC0415
         except ImportError:
             raise RuntimeError("SageMakerExecutor needs boto3: pip install 'basilica[sagemaker]'") from None
-        if run_id is not None and not _RUN_ID.fullmatch(run_id):
-            raise ValueError(f"run_id {run_id!r}: SageMaker takes letters, digits and '-', at most 41 of them")
+        self._run_id = check_run_id(run_id, _RUN_ID, "SageMaker takes letters, digits and '-', at most 41 of them")
         if not output_path.startswith("s3://"):
             raise ValueError(f"output_path {output_path!r} must be an s3:// URI: SageMaker asks for one")
         retries = Config(retries={"mode": "adaptive", "max_attempts": 10})
@@ -104,10 +111,9 @@ class SageMakerExecutor:
         self._output = output_path
         self._instance_type = instance_type
         self._volume_gb = volume_size_gb
-        self._command = list(command or ["python", "-u", "-m", REPLICA_MODULE])
+        self._command = list(command or replica_command())
         self._environment = dict(environment or {})
         self._vpc = {"Subnets": list(subnets), "SecurityGroupIds": list(security_group_ids)} if subnets else None
-        self._run_id = run_id or "diloco"
         self._first_pause = first_pause_seconds
 
     def launch_replicas(
@@ -124,28 +130,30 @@ class SageMakerExecutor:
         If one cannot be created, those before it are stopped, and the error is raised.
         """
         check_launch(n_replicas, entrypoint, entrypoint_args, timeout, callables=False)
-        gang = f"{self._run_id}-{secrets.token_hex(4)}"
+        gang = new_gang_name(self._run_id)
         environment = self._common_environment(n_replicas, str(entrypoint), entrypoint_args, gang)
         instance_type = self._instance(gpu)
-        metadata: dict[str, Any] = {"gang": gang}
-        if isinstance(entrypoint_args.get(RENDEZVOUS_URI), str):
-            metadata[RENDEZVOUS_URI] = entrypoint_args[RENDEZVOUS_URI]
-        handles: list[ReplicaHandle] = []
-        for rank in range(n_replicas):
+        metadata = gang_metadata(entrypoint_args, gang=gang)
+
+        def start(rank: int) -> ReplicaHandle:
             job = f"{gang}-{rank}"
+            handle = ReplicaHandle(rank, self.backend_name, {**metadata, "job_name": job, "rank": rank})
             variables = {**environment, "REPLICA_RANK": str(rank)}
             try:
                 self._sagemaker.create_training_job(**self._request(job, variables, instance_type, timeout))
-            except Exception as error:  # whatever it was, the others must not go on alone
-                self._stop_all(handles, error)
+            except KeyboardInterrupt:  # the job may be there all the same
+                with suppress(self._error):
+                    self.cancel(handle)
                 raise
-            handles.append(ReplicaHandle(rank, self.backend_name, {**metadata, "job_name": job, "rank": rank}))
-        return handles
+            return handle
+
+        return start_each(n_replicas, start, self.cancel, known_as="job_name")
 
     def poll(self, handle: ReplicaHandle) -> str:
         return str(self._describe(handle)["status"])
 
     def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = LOG_LINES) -> str:
+        check_lines(n_lines)
         check_backend(handle, self.backend_name)
         job = handle.metadata["job_name"]
         try:
@@ -190,16 +198,16 @@ class SageMakerExecutor:
             left = deadline - time.monotonic()
             for place, status in zip(waiting, statuses, strict=True):
                 if status in ENDED:
-                    results[place] = self._result(handles[place], status)
+                    results[place] = replica_result(handles[place], self._ended(handles[place], status), seconds)
                     changes.tell(place, handles[place], results[place]["status"])
                     continue
                 changes.tell(place, handles[place], status)
                 if left <= 0:
-                    results[place] = replica_result(
-                        handles[place], status, error=not_ended(status, seconds), job_name=_job(handles[place])
-                    )
+                    results[place] = replica_result(handles[place], Outcome(status), seconds)
             if len(results) == len(handles):
-                return self._with_stored(handles, [results[place] for place in range(len(handles))])
+                ordered = [results[place] for place in range(len(handles))]
+                add_stored_results(handles, ordered, gang_key="gang")
+                return ordered
             time.sleep(max(0.0, min(pause, left)))
             pause = min(pause * 1.5, LONGEST_PAUSE_SECONDS)
 
@@ -234,33 +242,13 @@ class SageMakerExecutor:
             reason = f"stopped, since it had not ended within {limit:g} s"
         return {"status": status, "reason": reason}
 
-    def _result(self, handle: ReplicaHandle, status: str) -> ReplicaResult:
+    def _ended(self, handle: ReplicaHandle, status: str) -> Outcome:
         if status == SUCCEEDED:
-            return replica_result(handle, status, job_name=_job(handle))
+            return Outcome(status)
         described = self._describe(handle)
         reason = described["reason"] or ("cancelled" if described["status"] == CANCELLED else "the training job failed")
         code = _EXIT_CODE.search(reason)
-        return replica_result(
-            handle,
-            described["status"],
-            exit_code=None if code is None else int(code[1]),
-            error=reason,
-            job_name=_job(handle),
-        )
-
-    def _with_stored(self, handles: Sequence[ReplicaHandle], results: list[ReplicaResult]) -> list[ReplicaResult]:
-        """What replicas stored in the rendezvous, else where that is."""
-        by_gang: dict[tuple[str | None, str], list[int]] = {}
-        for place, handle in enumerate(handles):
-            if results[place]["status"] in (SUCCEEDED, FAILED):
-                key = (handle.metadata.get(RENDEZVOUS_URI), handle.metadata["gang"])
-                by_gang.setdefault(key, []).append(place)
-        for (uri, gang), places in by_gang.items():
-            stored = read_results(uri, gang, [handles[place].rank for place in places])
-            for place in places:
-                mine = stored.get(handles[place].rank, {})
-                results[place]["result"] = mine.get("result", uri)
-        return results
+        return Outcome(described["status"], None if code is None else int(code[1]), reason)
 
     # ---- requests ------------------------------------------------------------------------------------------------
 
@@ -312,17 +300,6 @@ class SageMakerExecutor:
         if gpu not in INSTANCE_TYPES:
             raise ValueError(f"gpu {gpu!r}: say {', '.join(INSTANCE_TYPES)}, or an instance type such as ml.g6.xlarge")
         return INSTANCE_TYPES[gpu]
-
-    def _stop_all(self, handles: Sequence[ReplicaHandle], error: Exception) -> None:
-        """Stop what was created before the error, and say which could not be stopped."""
-        left = []
-        for handle in handles:
-            try:
-                self.cancel(handle)
-            except self._error:
-                left.append(_job(handle))
-        if left:
-            error.add_note(f"still there, and to be stopped by hand: {', '.join(left)}")
 
 
 def _job(handle: ReplicaHandle) -> str:

@@ -3,7 +3,8 @@
 It has the replicas started by the local runtime's fork server, each under a supervisor that writes down how it ends.
 It stops them when their time is up, and when the process that wanted them is gone. What is known of them is in files
 (see `gang.py`), so any process can look; the warden says that they have changed by writing to one of them. It ends when
-the last replica has. If it is killed itself, replicas go on under their supervisors.
+the last replica has. If it is killed itself, replicas go on under their supervisors; if the caller is killed, too, the
+next launch of anybody on the same state directory ends them.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from basilica.core.errors import BasilicaError, RuntimeUnavailable
-from basilica.executors.gang import NEWS, TIME_IS_UP, TOLD, Gang, Task
+from basilica.executors.gang import NEWS, OVER, TIME_IS_UP, TOLD, Gang, Task, process_namespace
 from basilica.places import start_of
 from basilica.runtimes.local.forkserver import ForkServer
 from basilica.runtimes.local.gpus import ask_nvidia_smi
@@ -49,6 +50,8 @@ class Warden:
         deadline = asyncio.get_running_loop().call_later(self.task["timeout"], self._time_is_up)
         _answer({"launched": True})
         await asyncio.gather(*(self._see_to_its_end(rank, pid) for rank, pid in enumerate(supervisors)))
+        with suppress(OSError):  # no room: whoever looks later finds that all have ended
+            (self.directory / OVER).touch()
         deadline.cancel()
         wakeups.close()
         if owner is not None:
@@ -59,7 +62,10 @@ class Warden:
             "pid": os.getpid(),
             "start": start_of(os.getpid()),
             "boot": boot(),
+            "processes": process_namespace(),
             "timeout": self.task["timeout"],
+            "owner": self.task["owner"],
+            "replicas": self.task["replicas"],
         }
         (self.directory / NEWS).touch()
         draft = self.directory / f"{TOLD}.draft"

@@ -1,5 +1,6 @@
 """Fakes and contract suites, shipped so that others can test theirs. Names are loaded when they are first used."""
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,9 @@ _HOME_OF = {
 }
 
 __all__ = ["ExecutorContract", "KeysContract", "RuntimeContract", "StoreContract"]
+
+if "pytest" in sys.modules:  # a suite that fails shows the values, as the tests of those who use it do
+    sys.modules["pytest"].register_assert_rewrite(*(f"{__name__}.{home}" for home in set(_HOME_OF.values())))
 
 
 def __getattr__(name: str) -> Any:

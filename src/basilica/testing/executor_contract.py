@@ -4,7 +4,8 @@ class TestMyExecutor(ExecutorContract):
     def maker(self, directory: Path) -> Callable[[], ServerlessExecutor]:
         return functools.partial(MyExecutor, state=directory)
 
-The replicas of the suite (`basilica.testing.replicas`) meet the test in `directory`, which both must see.
+The replicas of the suite (`basilica.testing.replicas`) meet the test in `directory`, which both must see. The rules
+that executors share are there to be used: `basilica.executors.arguments`, `environment`, `launching`, `outcomes`.
 """
 
 import functools
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -75,6 +77,7 @@ class ExecutorContract:
 
     runs_callables = False  # a function may be given as the entrypoint
     passes_objects = False  # arguments that are no JSON reach the replicas
+    sets_rank_env = False  # the argument `rank_env` names one more variable for the rank
     cancels_gang = False  # to cancel one replica ends all
     fails_together = False  # a replica that fails ends the others
     tells_running = True  # waiting for a place and running can be told apart
@@ -186,7 +189,7 @@ class ExecutorContract:
         with self.opened(tmp_path) as executor:
             handles = self.launch(executor, 2, "tell_variable", variable="MY_RANK", rank_env="MY_RANK")
             found = [result["result"] for result in executor.collect(handles, timeout=SECONDS)]
-            assert found == (["0", "1"] if executor.backend_name == "local" else [None, None])
+            assert found == (["0", "1"] if self.sets_rank_env else [None, None])
 
     def test_a_function_as_the_entrypoint(self, tmp_path: Path) -> None:
         def double(x: int) -> list[int]:
@@ -304,11 +307,13 @@ class ExecutorContract:
             (tmp_path / "gate").touch()
             assert executor.collect(handles, timeout=SECONDS)[0]["status"] == SUCCEEDED
 
-    def test_cancel_from_another_process(self, tmp_path: Path) -> None:
+    def test_cancel_from_another_process_while_we_collect(self, tmp_path: Path) -> None:
         with self.opened(tmp_path) as executor:
             handles = self.launch_waiting(executor, 1, tmp_path)
-            elsewhere(self.maker(tmp_path), "cancel", handles[0])
-            assert executor.collect(handles, timeout=SECONDS)[0]["status"] == CANCELLED
+            with ThreadPoolExecutor(1) as threads:
+                collecting = threads.submit(executor.collect, handles, timeout=SECONDS)
+                elsewhere(self.maker(tmp_path), "cancel", handles[0])
+                assert collecting.result()[0]["status"] == CANCELLED
 
     # ---- other processes -----------------------------------------------------------------------------------------
 
@@ -365,6 +370,17 @@ class ExecutorContract:
                 else:
                     assert (other["status"], other["exit_code"]) == (SUCCEEDED, 0)
 
+    def test_what_a_rank_returned_is_kept_when_another_fails_later(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path) as executor:
+            handles = self.launch(executor, 2, "return_or_leave", culprit=1, code=3, directory=str(tmp_path))
+            until(lambda: executor.poll(handles[0]) == SUCCEEDED)
+            (tmp_path / "gate").touch()
+            results = executor.collect(handles, timeout=SECONDS)
+            assert (results[0]["status"], results[0]["exit_code"], results[0]["error"]) == (SUCCEEDED, 0, None)
+            assert results[1]["status"] == FAILED
+            if self.tells_results:
+                assert results[0]["result"] == "rank 0 is done"
+
     def test_an_exception_is_told(self, tmp_path: Path) -> None:
         with self.opened(tmp_path) as executor:
             handles = self.launch(executor, 1, "break_down", culprit=0)
@@ -393,33 +409,40 @@ class ExecutorContract:
     # ---- bad arguments -------------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize(
-        ("problem", "given", "options"),
+        ("problem", "wrong"),
         [
-            (ValueError, (0, f"{REPLICAS}:tell", {}), {}),
-            (ValueError, (-1, f"{REPLICAS}:tell", {}), {}),
-            (TypeError, (1.5, f"{REPLICAS}:tell", {}), {}),
-            (TypeError, (True, f"{REPLICAS}:tell", {}), {}),
-            (ValueError, (1, "", {}), {}),
-            (ValueError, (1, "not a module:main", {}), {}),
-            (ValueError, (1, "module:", {}), {}),
-            (TypeError, (1, 7, {}), {}),
-            (TypeError, (1, f"{REPLICAS}:tell", [("steps", 1)]), {}),
-            (ValueError, (1, f"{REPLICAS}:tell", {"two words": 1}), {}),
-            (ValueError, (1, f"{REPLICAS}:tell", {"rank_env": "1=2"}), {}),
-            (ValueError, (1, f"{REPLICAS}:tell", {}), {"timeout": 0}),
-            (ValueError, (1, f"{REPLICAS}:tell", {}), {"timeout": float("nan")}),
-            (TypeError, (1, f"{REPLICAS}:tell", {}), {"timeout": "soon"}),
+            pytest.param(problem, wrong, id=f"{next(iter(wrong))}={next(iter(wrong.values()))!r}")
+            for problem, wrong in (
+                (ValueError, {"n_replicas": 0}),
+                (ValueError, {"n_replicas": -1}),
+                (TypeError, {"n_replicas": 1.5}),
+                (TypeError, {"n_replicas": True}),
+                (ValueError, {"entrypoint": ""}),
+                (ValueError, {"entrypoint": "not a module:main"}),
+                (ValueError, {"entrypoint": "module:"}),
+                (TypeError, {"entrypoint": 7}),
+                (TypeError, {"entrypoint_args": [("steps", 1)]}),
+                (ValueError, {"entrypoint_args": {"two words": 1}}),
+                (ValueError, {"entrypoint_args": {"rank_env": "1=2"}}),
+                (ValueError, {"timeout": 0}),
+                (ValueError, {"timeout": float("nan")}),
+                (TypeError, {"timeout": "soon"}),
+            )
         ],
     )
-    def test_bad_arguments(
-        self, tmp_path: Path, problem: type[Exception], given: tuple[Any, ...], options: dict[str, Any]
-    ) -> None:
+    def test_bad_arguments(self, tmp_path: Path, problem: type[Exception], wrong: dict[str, Any]) -> None:
+        given: dict[str, Any] = {"n_replicas": 1, "entrypoint": f"{REPLICAS}:tell", "entrypoint_args": {}, **wrong}
         with self.opened(tmp_path) as executor, pytest.raises(problem):
-            executor.launch_replicas(*given, **options)
+            executor.launch_replicas(**given)
 
     def test_a_deadline_that_is_none(self, tmp_path: Path) -> None:
         with self.opened(tmp_path) as executor, pytest.raises(ValueError, match="timeout"):
             executor.collect([], timeout=-1)
+
+    @pytest.mark.parametrize("n_lines", [0, -1])
+    def test_a_number_of_lines_that_is_none(self, tmp_path: Path, n_lines: int) -> None:
+        with self.opened(tmp_path) as executor, pytest.raises(ValueError, match="n_lines"):
+            executor.stream_logs(ReplicaHandle(0, executor.backend_name, {}), n_lines=n_lines)
 
     def test_a_handle_of_another_backend(self, tmp_path: Path) -> None:
         with self.opened(tmp_path) as executor, pytest.raises(ValueError, match="'elsewhere'"):

@@ -70,6 +70,14 @@ def leave_or_wait(culprit: int, code: int, directory: str) -> str:
     sys.exit(code)
 
 
+def return_or_leave(culprit: int, code: int, directory: str) -> str:
+    """One rank waits at the gate and exits with a code of its own; the others return at once."""
+    if rank() == culprit:
+        wait(directory)
+        sys.exit(code)
+    return f"rank {rank()} is done"
+
+
 def break_down(culprit: int) -> int:
     """One rank fails with an exception; the others return."""
     if rank() == culprit:

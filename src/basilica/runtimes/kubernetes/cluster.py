@@ -9,6 +9,7 @@ from typing import Any
 from basilica.core.errors import RuntimeUnavailable
 from basilica.kube.api import ApiError, KubeApi
 from basilica.kube.informer import Informer
+from basilica.kube.refused import last_refusal, refusals_of
 from basilica.kube.run import (
     BENCH,
     MANAGED_BY,
@@ -266,11 +267,10 @@ class Cluster:
 
     async def ask_for_complaints(self, run: Run) -> None:
         """Why the Job gets no pods: a quota, a policy. Only events tell, and those are too many to be watched."""
-        about = f"involvedObject.kind=Job,involvedObject.name={run.instance},reason=FailedCreate"
+        events = f"/api/v1/namespaces/{run.namespace}/events"
         with refusals(f"cannot read what was said of the Job of {run.instance}"):
-            found, _ = await self._api.list(f"/api/v1/namespaces/{run.namespace}/events", field_selector=about)
-        last = max(found, key=lambda event: event.get("lastTimestamp") or "", default=None)
-        self._complaints[run.instance] = "" if last is None else _complaint(str(last.get("message", "")))
+            found, _ = await self._api.list(events, field_selector=refusals_of(run.instance))
+        self._complaints[run.instance] = last_refusal(found)
 
     def forget_complaints(self, instance: str) -> None:
         self._complaints.pop(instance, None)
@@ -298,11 +298,6 @@ class Cluster:
 def is_finished(job: Json) -> bool:
     conditions = (job.get("status") or {}).get("conditions") or ()
     return any(each["type"] in ("Complete", "Failed") and each["status"] == "True" for each in conditions)
-
-
-def _complaint(message: str) -> str:
-    """Without the name of the pod, which is another one each time."""
-    return message.removeprefix("Error creating: ").partition(" is forbidden: ")[2] or message
 
 
 def _size(job: Json) -> int:

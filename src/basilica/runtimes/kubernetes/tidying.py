@@ -11,6 +11,7 @@ from typing import Any
 
 from basilica.core.seen import SeenRank, Sight
 from basilica.core.spec import Wanted
+from basilica.kube.refused import AwaitedPods
 from basilica.ports import Run
 from basilica.runtimes.kubernetes.cluster import Cluster, is_finished
 from basilica.runtimes.kubernetes.keyspace import RunKeys
@@ -18,7 +19,6 @@ from basilica.runtimes.kubernetes.parse import Gang, PodFacts
 
 GANG_RELEASED = "GangReleased"
 LEAVE_WITHIN_S = 30.0
-PODS_WITHIN_S, ASK_EVERY_S = 3.0, 30.0
 Spawn = Callable[[str, Coroutine[Any, Any, object]], None]
 
 
@@ -42,8 +42,7 @@ class Tidying:
         self._resume_at: dict[str, float] = {}
         self._shrink_since: dict[str, float] = {}
         self._homeless_since: dict[str, float] = {}
-        self._ask_at: dict[str, float] = {}  # when to ask why a Job gets no pods
-        self._had_pods: dict[str, int] = {}  # the most it ever had
+        self._awaited: dict[str, AwaitedPods] = {}  # of Jobs that have fewer pods than they should
         self._warnings: dict[str, tuple[tuple[str, str], ...]] = {}
 
     def warnings(self, instance: str) -> tuple[tuple[str, str], ...]:
@@ -51,7 +50,7 @@ class Tidying:
 
     def forget(self, instance: str) -> None:
         self._warnings.pop(instance, None)
-        for kept in (self._resume_at, self._shrink_since, self._homeless_since, self._ask_at, self._had_pods):
+        for kept in (self._resume_at, self._shrink_since, self._homeless_since, self._awaited):
             kept.pop(instance, None)
         self._cluster.forget_complaints(instance)
 
@@ -65,7 +64,8 @@ class Tidying:
         dues = [self._resume_at.get(run.instance)]
         if run.instance in self._homeless_since:
             dues.append(self._homeless_since[run.instance] + self._patience.placement_seconds)
-        dues.append(self._ask_at.get(run.instance))
+        if run.instance in self._awaited:
+            dues.append(self._awaited[run.instance].ask_at)
         if run.instance in self._shrink_since:
             dues.append(self._shrink_since[run.instance] + LEAVE_WITHIN_S)
         return min((at for at in dues if at is not None and at > now), default=None)
@@ -120,17 +120,11 @@ class Tidying:
         """A Job that Kubernetes makes no pods for says so in events alone; one that gets more and more has none."""
         there = len({pod.rank for pod in gang.pods if not pod.deleting})
         if there >= int(job["spec"].get("completions") or 0) or job["spec"].get("suspend"):
-            self._ask_at.pop(run.instance, None)
-            self._had_pods.pop(run.instance, None)
+            self._awaited.pop(run.instance, None)
             self._cluster.forget_complaints(run.instance)
             return None
-        if there > self._had_pods.get(run.instance, -1):
-            self._had_pods[run.instance] = there
-            self._ask_at[run.instance] = now + PODS_WITHIN_S
-        if now < self._ask_at[run.instance]:
-            return None
-        self._ask_at[run.instance] = now + ASK_EVERY_S
-        return self._cluster.ask_for_complaints(run)
+        awaited = self._awaited.setdefault(run.instance, AwaitedPods())
+        return self._cluster.ask_for_complaints(run) if awaited.is_time_to_ask(there, now) else None
 
     def _bring_back(
         self, run: Run, gang: Gang, ranks: Sequence[SeenRank], size: int

@@ -15,6 +15,7 @@ class Memory:
 
     failures: int = 0  # since the last success
     not_before: float = 0.0
+    create_not_before: float = 0.0  # after a pod that was refused
     index_not_before: dict[int, float] = field(default_factory=dict)
     index_counts: dict[int, tuple[int, int]] = field(default_factory=dict)  # failures that count, and ignored ones
     counted: set[str] = field(default_factory=set)  # uids of failed pods that wait to be replaced

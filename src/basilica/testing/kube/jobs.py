@@ -313,8 +313,13 @@ class JobController:
         if look.memory.not_before > self._clock.now() and not look.per_index:
             self._soon(look.job, look.memory.not_before - self._clock.now())
             return
-        self._create(look, active, min(missing, _PODS_PER_SYNC))
-        if missing > _PODS_PER_SYNC:
+        if look.memory.create_not_before > self._clock.now():
+            return
+        created = self._create(look, active, min(missing, _PODS_PER_SYNC))
+        if not created:
+            look.memory.create_not_before = self._clock.now() + _CREATE_AGAIN_S
+            self._soon(look.job, _CREATE_AGAIN_S)
+        elif missing > _PODS_PER_SYNC:
             self._soon(look.job, 0.0)
 
     def _wrong_indexes(self, look: Look, active: list[Json]) -> list[Json]:
@@ -334,33 +339,32 @@ class JobController:
             return active if succeeded else parallelism
         return max(0, min(parallelism, look.completions - succeeded - len(look.failed)))
 
-    def _create(self, look: Look, active: list[Json], count: int) -> None:
+    def _create(self, look: Look, active: list[Json], count: int) -> bool:
+        """Create pods one after the other; False: one was refused, so the others were not tried."""
         if not look.indexed:
-            for _ in range(count):
-                self._create_pod(look, None)
-            return
+            return all(self._create_pod(look, None) for _ in range(count))
         taken = {index_of(pod) for pod in active} | look.completed | look.failed
         if jobrules.replaces_only_failed(look.job):
             taken |= {index_of(pod) for pod in look.terminating()}
         now, delayed = self._clock.now(), look.memory.index_not_before
         free = [index for index in range(look.completions or 0) if index not in taken]
         ready = [index for index in free if delayed.get(index, 0.0) <= now]
-        for index in ready[:count]:
-            self._create_pod(look, index)
+        created = all(self._create_pod(look, index) for index in ready[:count])
         waiting = [delayed[index] for index in free if delayed.get(index, 0.0) > now]
         if waiting:
             self._soon(look.job, min(waiting) - now)
+        return created
 
-    def _create_pod(self, look: Look, index: int | None) -> None:
+    def _create_pod(self, look: Look, index: int | None) -> bool:
         counts = look.memory.index_counts.get(index, (0, 0)) if index is not None and look.per_index else None
         pod = new_pod(look.job, index, counts)
         try:
             created = self._registry.create(PODS, meta(look.job)["namespace"], pod, DECODED)
         except ApiError as error:
             self._events.tell(look.job, "Warning", "FailedCreate", f"Error creating: {error.message}")
-            self._soon(look.job, _CREATE_AGAIN_S)
-            return
+            return False
         self._events.tell(look.job, "Normal", "SuccessfulCreate", f"Created pod: {meta(created)['name']}")
+        return True
 
     def _delete_pods(self, look: Look, pods: list[Json]) -> None:
         for pod in pods:
