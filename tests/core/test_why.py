@@ -42,6 +42,17 @@ def test_restarting_after_a_failure() -> None:
     )
 
 
+def test_ranks_that_failed_alike_are_named_together() -> None:
+    story = Story(spec_of(2, 5, 5, max_restarts=3))
+    story.all_up()
+    story.look(up(0), done(1, 3), done(2, 3), done(3, 3), done(4, 7))
+    assert story.why == (
+        "1 of 5 ranks are up, fewer than the minimum of 2; waiting for"
+        " ranks 1-3, which exited with code 3, to start again in 1 s (restart 1 of 3);"
+        " rank 4, which exited with code 7, to start again in 1 s (restart 1 of 3)"
+    )
+
+
 def test_starting_again_after_the_platform_took_a_rank() -> None:
     story = Story(spec_of(1, 2, 2, max_restarts=1))
     story.all_up()

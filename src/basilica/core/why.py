@@ -41,8 +41,8 @@ def _under_way(spec: DeploymentSpec, status: DeploymentStatus, now: float) -> st
 
 
 def _reasons(wanted: list[RankStatus], spec: DeploymentSpec, status: DeploymentStatus, now: float) -> list[str]:
-    reasons: list[str] = []
     notes: dict[str, list[RankStatus]] = {}
+    restarts: dict[str, list[RankStatus]] = {}
     for rank in wanted:
         if rank.phase is RankPhase.LAUNCHED:
             notes.setdefault(rank.note, []).append(rank)
@@ -51,7 +51,8 @@ def _reasons(wanted: list[RankStatus], spec: DeploymentSpec, status: DeploymentS
             last = [e for e in status.failures if (e.rank, e.attempt) == (rank.rank, rank.attempt - 1)]
             cause = f"which {policy.describe_exit(last[-1])}" if last else "which was lost through no fault of its own"
             budget = f" (restart {rank.restarts} of {spec.max_restarts})" if last else ""
-            reasons.append(f"rank {rank.rank}, {cause}, to start again in {left:.0f} s{budget}")
+            restarts.setdefault(f", {cause}, to start again in {left:.0f} s{budget}", []).append(rank)
+    reasons = [f"{_name(ranks)}{restart}" for restart, ranks in restarts.items()]
     for note, ranks in notes.items():
         reasons.append(f"{_name(ranks)}: {note}" if note else f"{_name(ranks)} to start")
     unlaunched = [r for r in wanted if r.phase is RankPhase.WAITING and r.restart_at is None]
