@@ -6,9 +6,9 @@ averages every H steps, through the real all-reduce. The loss is that on files t
 training may have a learning rate of its own (`--lr`, `--diloco-lr`): that of one says nothing of the other's.
 
     python -m benchmarks diloco-training
-    python -m benchmarks.diloco_training --sync-every 250 --outer-warmup 0
+    python -m benchmarks.diloco_training --sync-every 250 --outer-lr 0.7 --outer-warmup 0
     python -m benchmarks.diloco_training --device cuda --size large --lr 1e-3 --replicas 4 --sync-every 500 \
-        --steps 8000 --begin 3000 --outer-warmup 0
+        --steps 8000 --begin 3000 --outer-lr 0.7 --outer-warmup 0
 """
 
 import argparse
@@ -37,8 +37,8 @@ HELD_OUT_EVERY = 10
 EVALUATION_BATCHES = 16
 EVALUATION_BATCH = 512
 STEPS, SYNC_EVERY, LR = 4000, 50, 6e-3
-WARMUP = 3.0
-"""The outer warm-up: what is advised for a run that begins at random, as all do here."""
+OUTER_LR, WARMUP = 1.0, 3.0
+"""The outer rate and its warm-up: what is advised for a run that begins at random, as all do here."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Setting:
     lr: float
     seed: int
     sync_every: int | None = None
-    outer_lr: float = 0.7
+    outer_lr: float = OUTER_LR
     outer_warmup: float = WARMUP
     wire: str | None = None
     uri: str = ""
@@ -310,13 +310,21 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=LR)
     parser.add_argument("--diloco-lr", type=float, help="if it is another one with DiLoCo")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--outer-lr", type=float, default=OUTER_LR)
     parser.add_argument("--outer-warmup", type=float, default=WARMUP)
     parser.add_argument("--begin", type=int, default=0, help="synchronous steps before the comparison")
     given = parser.parse_args()
     torch.set_num_threads(1)
     for replicas in given.replicas:
         setting = Setting(
-            SIZES[given.size], given.device, replicas, given.steps, given.lr, 0, outer_warmup=given.outer_warmup
+            SIZES[given.size],
+            given.device,
+            replicas,
+            given.steps,
+            given.lr,
+            0,
+            outer_lr=given.outer_lr,
+            outer_warmup=given.outer_warmup,
         )
         other = given.diloco_lr or given.lr
         with tempfile.TemporaryDirectory() as directory:

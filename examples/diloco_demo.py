@@ -204,6 +204,9 @@ def tell(training: basilica.DistributedTraining, bucket: Bucket, console: Consol
 
 if __name__ == "__main__":
     began = time.monotonic()
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        raise SystemExit("\nstopped; nothing of it is left running") from None
     if "--replica" not in sys.argv:
         print(f"done in {time.monotonic() - began:.1f} s")

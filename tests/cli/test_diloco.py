@@ -78,6 +78,9 @@ def test_a_plan_with_a_store_that_was_measured(tmp_path: Path) -> None:
     said = basilica("diloco", "plan", *known, state=tmp_path).stdout
     assert f"sync_every={plan['sync_every']}, fragments=4" in said
     assert "times less than gradients at each step" in said
+    said = basilica("diloco", "plan", *known, "--steps", "1k", state=tmp_path).stdout
+    assert "1,000 steps are 6 rounds, and fewer than 32 cost" in " ".join(said.split())
+    assert answer("diloco", "plan", *known, "--steps", "1k", state=tmp_path)["few_rounds"] is True
     said = basilica("diloco", "plan", *known[:4], "--link", "1Mbit", "--step", "900ms", state=tmp_path).stdout
     assert "the goal of 95% is out of reach over this link" in said
 
@@ -88,6 +91,12 @@ def test_a_plan_with_a_store_that_was_measured(tmp_path: Path) -> None:
         (["inspect", "file:///nonexistent"], 1, "holds no run of DiLoCo"),
         (["resume", "file:///nonexistent"], 1, "holds no run of DiLoCo"),
         (["gc", "nonsense"], 1, "has no scheme"),
+        (["inspect", "ftp://host/run"], 1, "'ftp://host/run' cannot be opened"),
+        (
+            ["plan", "--params", "1e9", "--replicas", "2", "--link", "1Mbit", "--step", "1s", "--steps", "0"],
+            2,
+            "steps must",
+        ),
         (["plan", "--params", "many", "--replicas", "2", "--link", "1Mbit", "--step", "1s"], 2, "write 1.3e9"),
         (["plan", "--params", "1e9", "--replicas", "2", "--link", "fast", "--step", "1s"], 2, "write 200Mbit"),
         (["plan", "--params", "1e9", "--replicas", "2", "--link", "0Mbit", "--step", "1s"], 2, "link must be"),

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from basilica.diloco.allreduce import ObjectStoreAllReduce
+from basilica.diloco.effects import Range
 from basilica.diloco.errors import BarrierTimeout, CorruptPart, RoundConflict, RoundGone
 from basilica.diloco.stores.memory import MemoryStore
 
+SECONDS = 60.0
 KINDS = ["float32", "float64", "float16", "complex64", "complex128", "int8", "uint16", "int32", "int64"]
 
 
@@ -177,6 +179,66 @@ def test_other_numbers_are_welcome_from_a_higher_incarnation() -> None:
     other = ObjectStoreAllReduce("memory://", 1, 2, store=store, timeout=30)
     results = reduce_all([again, other], [[np.ones(10)], [np.ones(10)]])
     assert [result[0][0] for result in results] == [1.0, 1.0]
+
+
+def test_a_part_that_is_replaced_while_it_is_read_is_no_damage() -> None:
+    """Rank 0 has died after all had agreed on its part, and comes back with other numbers in the middle of the sum."""
+    restarted = threading.Event()
+    began_to_read = threading.Event()
+
+    class Died(Exception):
+        pass
+
+    class Slow(MemoryStore):
+        def put_if_absent(self, key: str, size: int, buffers: Any) -> bool:
+            created = super().put_if_absent(key, size, buffers)
+            if "result-000" in key and threading.current_thread().name == "first start":
+                raise Died
+            return created
+
+        def read(self, range: Range) -> memoryview | None:
+            if range.key.endswith("part-00000") and range.start == 0 and threading.current_thread().name == "rank 1":
+                began_to_read.set()
+                assert restarted.wait(SECONDS)
+            return super().read(range)
+
+        def put(self, key: str, size: int, buffers: Any) -> None:
+            super().put(key, size, buffers)
+            restarted.set()
+
+    store = Slow()
+    found: dict[str, Any] = {}
+
+    def replica(rank: int, value: float, incarnation: int = 0) -> None:
+        mine = ObjectStoreAllReduce("memory://", rank, 2, store=store, timeout=SECONDS, incarnation=incarnation)
+        try:
+            found[threading.current_thread().name] = mine.allreduce([np.full(100_000, value, np.float32)])[0][0]
+        except Exception as error:  # noqa: BLE001  it is looked at
+            found[threading.current_thread().name] = error
+
+    threads = [
+        threading.Thread(target=replica, args=(0, 1.0), name="first start"),
+        threading.Thread(target=replica, args=(1, 3.0), name="rank 1"),
+        threading.Thread(target=replica, args=(0, 5.0, 1), name="second start"),
+    ]
+    threads[0].start()
+    threads[1].start()
+    assert began_to_read.wait(SECONDS)
+    threads[2].start()
+    for thread in threads:
+        thread.join(SECONDS)
+    assert {name: found[name] for name in ("rank 1", "second start")} == {"rank 1": 4.0, "second start": 4.0}
+
+
+def test_replicas_with_other_settings_all_get_the_same_error() -> None:
+    replicas = world(2)
+
+    def attempt(replica: ObjectStoreAllReduce, every: int) -> str:
+        with pytest.raises(RoundConflict, match="disagree: sync_every is") as caught:
+            replica.allreduce([np.zeros(10)], settings={"outer_lr": 0.7, "sync_every": every})
+        return str(caught.value)
+
+    assert len(set(together([lambda: attempt(replicas[0], 10), lambda: attempt(replicas[1], 20)]))) == 1
 
 
 def test_replicas_that_disagree_about_the_arrays_all_get_the_same_error() -> None:

@@ -1,8 +1,14 @@
 """What a prefix tells of its run, and what of it can go."""
 
+import json
+
+import pytest
+
 from basilica.diloco.bucket import Bucket
+from basilica.diloco.effects import Range
+from basilica.diloco.errors import RoundError
 from basilica.diloco.inspection import collect_garbage, find_runs, garbage, inspect_run
-from basilica.diloco.stores import open_store
+from basilica.diloco.stores import ObjectStore, open_store
 from tests.diloco.gang import fresh_uri, gang
 from tests.diloco.test_run import H, ends, train
 
@@ -63,3 +69,42 @@ def test_what_was_begun_and_not_agreed_on_can_be_removed() -> None:
         key for key in garbage(Bucket(store), unfinished=True).keys if key.startswith("run/rounds/fragment-0/00000003")
     ]
     assert len(left) == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "problem"),
+    [
+        ("run/log/fragment-0/00000000.json", '{"half', "00000000.json: is no JSON object; remove it"),
+        ("run/log/fragment-0/00000000.json", "[]", "00000000.json: is no JSON object; remove it"),
+        ("run/members/00000-00000.json", "{}", "members/00000-00000.json: has no 'rank'"),
+        ("run/run.json", '{"format": 2}', "run/run.json: has the format 2, and this version of basilica knows 1"),
+        ("run/run.json", '{"format": 1}', "run/run.json: has no 'arguments'"),
+    ],
+)
+def test_what_is_broken_in_a_bucket_is_named(key: str, text: str, problem: str) -> None:
+    uri = fresh_uri()
+    gang(1, lambda allreduce: train(allreduce, H), uri)
+    write(open_store(uri), key, text.encode())
+    with pytest.raises(RoundError, match=problem):
+        inspect_run(Bucket(open_store(uri)))
+
+
+def test_what_a_later_version_adds_to_the_record_and_strangers_to_the_states_does_no_harm() -> None:
+    uri = fresh_uri()
+    gang(1, lambda allreduce: train(allreduce, 2 * H), uri)
+    store = open_store(uri)
+    record = store.read(Range("run/run.json", 0, 1 << 16))
+    assert record is not None
+    write(store, "run/run.json", json.dumps({**json.loads(bytes(record)), "more": 1}).encode())
+    for stranger in ("notes.txt", "latest/00000-of-00001"):
+        write(store, f"run/states/fragment-0/{stranger}", b"x")
+    found = inspect_run(Bucket(store))
+    assert found.record is not None
+    assert [state.round for state in found.agreed] == [2]
+    assert Bucket(store).forget_states("fragment-0", 2) > 0
+    gang(1, lambda allreduce: train(allreduce, 4 * H), uri)
+    assert inspect_run(Bucket(store)).agreed[0].round == 4
+
+
+def write(store: ObjectStore, key: str, data: bytes) -> None:
+    store.put(key, len(data), iter([memoryview(data)]))

@@ -1,6 +1,7 @@
 """The planner: what it counts is what rounds really cost, and what it chooses reaches the goal."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from basilica.diloco import ObjectStoreAllReduce
+from basilica.diloco.fragments import Options
 from basilica.diloco.measure import measure
 from basilica.diloco.plan import (
     USUAL_SYNC,
@@ -16,12 +18,14 @@ from basilica.diloco.plan import (
     Question,
     StoreSpeed,
     bytes_of_round,
+    enough_fragments,
     make_plan,
     plan_for,
     round_seconds,
     utilisation,
 )
 from basilica.diloco.stores import open_store
+from basilica.diloco.stores.cloud import LARGEST_CREATED
 from tests.diloco.gang import fresh_uri, gang
 
 EXAMPLE = Question(params=1.3e9, replicas=8, link=25e6, step_seconds=0.9)
@@ -29,7 +33,7 @@ EXAMPLE = Question(params=1.3e9, replicas=8, link=25e6, step_seconds=0.9)
 
 def test_a_fast_link_needs_nothing_but_a_short_interval() -> None:
     plan = make_plan(Question(params=1e6, replicas=4, link=1e9, step_seconds=0.5))
-    assert (plan.sync_every, plan.fragments, plan.wire) == (20, 1, "fp32")
+    assert (plan.sync_every, plan.fragments, plan.wire) == (40, 1, "fp32")
     assert plan.reaches_goal
 
 
@@ -45,6 +49,21 @@ def test_a_slow_link_gets_fragments_and_small_numbers() -> None:
     )
 
 
+def test_a_large_model_on_a_fast_link_is_sent_in_parts_that_a_store_takes() -> None:
+    plan = make_plan(Question(params=7e10, replicas=4, link=12.5e9, step_seconds=20))
+    assert plan.reaches_goal
+    assert (plan.wire, plan.fragments) == ("bf16", 32)
+    part = 7e10 * 2 * 3 / 4
+    assert part / 32 <= LARGEST_CREATED < part / 16
+
+
+def test_few_rounds_are_told() -> None:
+    for steps, few in ((31 * 160, True), (32 * 160, False)):
+        plan = make_plan(replace(EXAMPLE, steps=steps))
+        assert (plan.sync_every, plan.rounds, plan.few_rounds) == (160, steps // 160, few)
+    assert not make_plan(EXAMPLE).few_rounds
+
+
 def test_what_is_out_of_reach_is_said() -> None:
     plan = make_plan(Question(params=7e10, replicas=4, link=1e6, step_seconds=1))
     assert not plan.reaches_goal
@@ -54,7 +73,7 @@ def test_what_is_out_of_reach_is_said() -> None:
 def test_the_arithmetic() -> None:
     question = Question(params=1e9, replicas=4, link=1e8, step_seconds=1, store=StoreSpeed(), prices=Prices())
     assert bytes_of_round(4e9, 4) == (4e9, 6e9)
-    assert round_seconds(question, 4e9) == pytest.approx(40 + 60 + 6 * (0.05 + 0.03 + 0.05) / 3)
+    assert round_seconds(question, 4e9) == pytest.approx(40 + 60 + 15 * (0.05 + 0.03 + 0.05) / 3)
     assert utilisation(100, 1.0, 25.0) == 0.8
     plan = plan_for(question, sync_every=100, fragments=1, wire="fp32")
     assert plan.utilisation == pytest.approx(100 / (100 + plan.round_seconds))
@@ -66,7 +85,7 @@ def test_the_arithmetic() -> None:
 
 @given(
     params=st.floats(1e3, 1e12),
-    replicas=st.integers(1, 256),
+    replicas=st.integers(2, 256),
     link=st.floats(1e4, 1e11),
     step_seconds=st.floats(1e-3, 100),
 )
@@ -78,8 +97,11 @@ def test_every_plan_makes_sense(params: float, replicas: int, link: float, step_
     assert 0 <= plan.delay < max(2, plan.sync_every // plan.fragments)
     assert plan.checkpoint_every >= 1
     assert not plan.reaches_goal or plan.utilisation >= question.goal
+    part = params * WIRE_BYTES[plan.wire] * (replicas - 1) / replicas
+    assert part / plan.fragments <= LARGEST_CREATED
     simple = plan_for(question, sync_every=USUAL_SYNC, fragments=1, wire="fp32")
-    assert plan.reaches_goal or not simple.reaches_goal
+    assert plan.reaches_goal or not simple.reaches_goal or enough_fragments(question, "fp32") > 1
+    Options(sync_every=plan.sync_every, fragments=plan.fragments, delay=plan.delay, mix=plan.mix)  # it is accepted
     for value in (plan.requests_per_day, plan.egress_dollars_per_day, plan.bytes_per_day):
         assert 0 <= value < math.inf
 
@@ -89,7 +111,8 @@ def test_every_plan_makes_sense(params: float, replicas: int, link: float, step_
     [
         ("params", 0, "params must be a number of more than 0"),
         ("link", math.inf, "link must be"),
-        ("replicas", 0, "replicas must be at least 1"),
+        ("replicas", 1, "replicas must be at least 2.* nobody to exchange with"),
+        ("steps", 0, "steps must be at least 1"),
         ("goal", 1.0, "between 0 and 1"),
     ],
 )

@@ -195,6 +195,30 @@ def test_a_run_of_another_model_is_refused() -> None:
         gang(1, lambda allreduce: ArrayDiLoCo([np.zeros(2, np.float32)], allreduce, sync_every=H), uri)
 
 
+def test_who_cannot_begin_says_so_in_the_bucket_and_those_who_wait_hear_of_it() -> None:
+    uri = fresh_uri()
+    with ObjectStoreAllReduce(uri, 0, 3, timeout=0.1) as allreduce:
+        first = ArrayDiLoCo(parameters(), allreduce, sync_every=1)
+        with ObjectStoreAllReduce(uri, 1, 3) as other, pytest.raises(RoundConflict, match="of another model"):
+            ArrayDiLoCo([np.zeros(2, np.float32)], other, sync_every=1)
+        with pytest.raises(BarrierTimeout) as caught:
+            first.step()
+        first.close()
+    conflict, never = caught.value.__notes__
+    assert conflict.startswith("Rank 1 has failed: RoundConflict: the state of 'fragment-0'")
+    assert never == "Rank 2 has never begun."
+
+
+def test_replicas_with_other_settings_than_each_other_are_refused() -> None:
+    def replica(allreduce: ObjectStoreAllReduce) -> None:
+        diloco = ArrayDiLoCo(parameters(), allreduce, sync_every=1 + allreduce.rank)
+        while diloco.step_count < 4:
+            diloco.step()
+
+    with pytest.raises(RoundConflict, match="disagree: sync_every is"):
+        gang(2, replica)
+
+
 def test_a_replica_with_other_parameters_than_agreed_is_refused() -> None:
     def replica(allreduce: ObjectStoreAllReduce) -> None:
         arrays = parameters()

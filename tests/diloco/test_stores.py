@@ -1,5 +1,6 @@
 """One contract for every object store: memory, files, and S3 as moto's server speaks it."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -215,6 +216,15 @@ def test_a_directory_that_is_removed_while_an_object_is_written_comes_back(
 
     assert store.put_if_absent("a/new", 11, buffers())
     assert read(store, "a/new", 0, 100) == b"half, whole"
+
+
+def test_a_disk_that_is_full_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match=rf"No space left on device: '{tmp_path}/a/one'"):
+        create(FileStore(str(tmp_path)), "a/one", b"x")
 
 
 def test_an_object_that_no_request_can_create_is_refused_with_advice() -> None:

@@ -28,7 +28,7 @@ RunId = Annotated[
 _NUMBER = re.compile(r"(\d+(?:\.\d*)?(?:e[+-]?\d+)?)\s*([A-Za-z/]*)")
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 _RATES = {"kbit": 125.0, "mbit": 125e3, "gbit": 125e6, "kb": 1e3, "mb": 1e6, "gb": 1e9}
-_TIMES = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0}
+_TIMES = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @app.command("inspect")
@@ -96,12 +96,12 @@ def resume(
         what = entrypoint or (record.entrypoint if record.importable else None)
         if what is None:
             raise BasilicaError(
-                "the run was started with a function that was shipped, so its name is not enough to start it again; "
-                "give --entrypoint package.module:function"
+                "the run was started by a program of its own, or with a function that was shipped, so it does not know "
+                "what to start again; give --entrypoint package.module:function"
             )
         if found.unaccounted:
             ranks = ", ".join(str(rank) for rank in found.unaccounted)
-            say(f"rank {ranks} did not tell its end: killed, or still running somewhere; then end it first")
+            say(f"nobody has told how rank {ranks} ended: killed, or still running somewhere; then end it first")
         collect_garbage(bucket, garbage(bucket, unfinished=True))
     arguments = {**record.arguments, **({"rendezvous_uri": uri} if "rendezvous_uri" in record.arguments else {})}
     run(
@@ -153,9 +153,13 @@ def gc(
 def plan(
     *,
     params: Annotated[str, typer.Option(help="Parameters of the model: 1.3e9, 125M, 7B.", show_default=False)],
-    replicas: Annotated[int, typer.Option(help="How many.", min=1, show_default=False)],
+    replicas: Annotated[int, typer.Option(help="How many.", min=2, show_default=False)],
     link: Annotated[str, typer.Option(help="Of one replica: 200Mbit, 10Gbit, 50MB (a second).", show_default=False)],
     step: Annotated[str, typer.Option(help="Time of one inner step: 0.9s, 350ms.", show_default=False)],
+    steps: Annotated[
+        str | None,
+        typer.Option(help="Inner steps of the whole run, to hear whether its rounds are enough.", show_default=False),
+    ] = None,
     goal: Annotated[float, typer.Option(help="Share of the time that is to be spent in inner steps.")] = 0.95,
     store_bench: Annotated[
         str | None,
@@ -182,13 +186,14 @@ def plan(
             link=_quantity(link.removesuffix("/s"), _RATES, "--link", "200Mbit, 10Gbit or 50MB"),
             step_seconds=_quantity(step, _TIMES, "--step", "0.9s or 350ms"),
             goal=goal,
+            steps=None if steps is None else round(_quantity(steps, _COUNTS, "--steps", "10000, 24k or 1M")),
             store=StoreSpeed() if store_bench is None else _store_speed(store_bench),
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     found = make_plan(question)
     if as_json:
-        write_json(asdict(found))
+        write_json(asdict(found) | {"few_rounds": found.few_rounds})
     else:
         show(show_diloco.plan(found, question))
 

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from basilica.cli import show
+from basilica.diloco.plan import ENOUGH_ROUNDS
 
 if TYPE_CHECKING:
     from basilica.diloco.inspection import Inspection
@@ -21,8 +22,8 @@ OUTCOMES = {"finished": "bold green", "failed": "bold red", "stopped": "magenta"
 
 def size(count: float) -> str:
     """Bytes, as people read them."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if count < 1000 or unit == "TB":
+    for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
+        if count < 1000 or unit == "PB":
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.4g} {unit}"
         count /= 1000
     raise AssertionError("the last unit takes all")
@@ -45,6 +46,8 @@ def run(found: "Inspection") -> RenderableType:
 
 
 def _agreed(found: "Inspection") -> RenderableType:
+    if not found.agreed:
+        return Text("no agreed state is complete: replicas would begin anew, from what rank 0 has", show.WARNING)
     table = show.columns("AGREED STATE", "ROUNDS", "SAMPLES", "SIZE", "FINGERPRINT", "CHAIN")
     for state in found.agreed:
         hashes = state.digest[:SHORT_HASH], state.chain[:SHORT_HASH] or "-"
@@ -92,6 +95,7 @@ def plan(found: "Plan", question: "Question") -> RenderableType:
     rows = [
         ("DiLoCo(…)", settings),
         ("ObjectStoreAllReduce(…)", f"wire={found.wire!r}" if found.wire != "fp32" else "as it is"),
+        ("from a random start", "outer_lr=1.0, outer_warmup=3 as well"),
         ("utilisation", f"{found.utilisation:.1%} of the time in inner steps"),
         ("a round", f"{found.round_seconds:.3g} s" + (f", beside {found.delay} steps" if found.delay else "")),
         ("communication", f"{found.less_communication:,.0f} times less than gradients at each step"),
@@ -100,11 +104,15 @@ def plan(found: "Plan", question: "Question") -> RenderableType:
         ("requests cost", f"${found.request_dollars_per_day:,.2f} a day"),
         ("egress costs", f"${found.egress_dollars_per_day:,.2f} a day, if replicas are outside the store's region"),
     ]
-    table = _pairs(rows)
-    if found.reaches_goal:
-        return table
-    said = f"the goal of {question.goal:.0%} is out of reach over this link; this comes nearest"
-    return Group(table, Text(), Text(said, show.WARNING))
+    warnings = []
+    if not found.reaches_goal:
+        warnings.append(f"the goal of {question.goal:.0%} is out of reach over this link; this comes nearest")
+    if found.few_rounds:
+        warnings.append(
+            f"{question.steps:,} steps are {found.rounds} rounds, and fewer than {ENOUGH_ROUNDS} cost some percent of "
+            "the loss: train longer, begin synchronously, or use a faster link"
+        )
+    return Group(_pairs(rows), *(Text(f"\n{warning}", show.WARNING) for warning in warnings))
 
 
 def store(found: "StoreSpeed", uri: str) -> RenderableType:

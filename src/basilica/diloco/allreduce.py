@@ -24,7 +24,7 @@ from basilica.diloco.drive import Driver, Traffic
 from basilica.diloco.housekeeping import announce, remove_round
 from basilica.diloco.rounds import Outcome, Round
 from basilica.diloco.stores import ObjectStore, open_store
-from basilica.diloco.tensors import Row, check_out, empty_like, like, row, state_row
+from basilica.diloco.tensors import check_out, empty_like, like, row, state_row
 from basilica.diloco.waiting import Settings
 from basilica.diloco.wire import QUANTIZED, WIRES
 
@@ -106,7 +106,7 @@ class ObjectStoreAllReduce:
         self.rank, self.world_size, self.run_id = rank, world_size, _checked("run_id", run_id)
         self._wire, self._feedback = wire, error_feedback and wire in QUANTIZED
         self._incarnation, self._retain = incarnation, retain
-        self._store = open_store(uri, store_options) if store is None else store
+        self._store = open_store(uri, store_options, patience=timeout) if store is None else store
         self._background = Background("basilica-allreduce", threads=64)
         self._driver = Driver(self._store, self._background.stopped)
         self._settings = Settings(
@@ -128,12 +128,14 @@ class ObjectStoreAllReduce:
         *,
         name: str = "default",
         base: str = "",
+        settings: Mapping[str, Any] | None = None,
         buffers: Sequence[Any] = (),
         out: Sequence[Any] | None = None,
     ) -> list[Any]:
         """The mean of everybody's arrays, weighted; the same bits on every replica.
 
         `base` names the state that the arrays were made from, so that replicas are refused that started from another.
+        `settings` are what all must have set alike, as JSON knows it: a replica with others is refused, too.
         `buffers` are more arrays, whose results follow those of the others: numbers that describe, such as running
         statistics. They travel as they are whatever `wire` is; of floats it is the mean, of integers the greatest.
         `out` receives the results and saves the time for new memory. After an error the call may be repeated.
@@ -153,7 +155,15 @@ class ObjectStoreAllReduce:
                 [*map(row, things[: len(arrays)]), *map(state_row, things[len(arrays) :])]
                 for things in (given, results)
             )
-            self._play(sequence, mine, target, float(weight), name=name, base=base)
+            numbers = Numbers(
+                [r.kind for r in mine],
+                [r.numbers for r in mine],
+                [r.numbers for r in target],
+                wire=self._wire,
+                residuals=(sequence.residuals or Residuals()) if self._feedback else None,
+            )
+            terms = self._terms(sequence, name, base=base, layout=numbers.layout.fingerprint, settings=settings or {})
+            self._play(sequence, terms, numbers, float(weight), sum(r.numbers.nbytes for r in mine))
             return [like(result, array) for result, array in zip(results, given, strict=True)]
         finally:
             sequence.running.release()
@@ -227,25 +237,21 @@ class ObjectStoreAllReduce:
         with self._guard:
             return self._sequences.setdefault(_checked("name", name), _Sequence())
 
-    def _play(
-        self, sequence: _Sequence, mine: list[Row], target: list[Row], weight: float, *, name: str, base: str
-    ) -> None:
-        began = time.monotonic()
-        numbers = Numbers(
-            [r.kind for r in mine],
-            [r.numbers for r in mine],
-            [r.numbers for r in target],
-            wire=self._wire,
-            residuals=(sequence.residuals or Residuals()) if self._feedback else None,
-        )
+    def _terms(
+        self, sequence: _Sequence, name: str, *, base: str, layout: tuple[str, ...], settings: Mapping[str, Any]
+    ) -> Terms:
         elastic = self._settings.quorum is not None
-        terms = Terms(
+        return Terms(
             place=Place(self.run_id, name, sequence.round),
             base=f"{sequence.chain}/{base}",
             expected=(sequence.expected if elastic else ()) or tuple(range(self.world_size)),
             quorum=self._settings.quorum,
-            layout=numbers.layout.fingerprint,
+            layout=layout,
+            settings=settings,
         )
+
+    def _play(self, sequence: _Sequence, terms: Terms, numbers: Numbers, weight: float, array_bytes: int) -> None:
+        began = time.monotonic()
         traffic = Traffic()
         course = Round(terms, self.rank, weight, numbers, self._settings, incarnation=self._incarnation)
         outcome = self._driver.run(course.play(), traffic)
@@ -254,9 +260,9 @@ class ObjectStoreAllReduce:
         self._tidy(terms.place, outcome, traffic)
         self.history.append(
             RoundStats(
-                name=name,
+                name=terms.place.name,
                 outcome=outcome,
-                array_bytes=sum(r.numbers.nbytes for r in mine),
+                array_bytes=array_bytes,
                 bytes_up=traffic.up,
                 bytes_down=traffic.down,
                 requests=dict(traffic.requests),

@@ -17,23 +17,12 @@ FIRST_LOOK = 0.05
 def run_record(allreduce: ObjectStoreAllReduce, options: Options) -> RunRecord:
     """What is needed to start the run again."""
     environment = {name: value for name, value in os.environ.items() if name != "REPLICA_ARGS_FILE"}
-    outer = options.outer
     return RunRecord(
         entrypoint=os.environ.get("ENTRYPOINT"),
         arguments=arguments_of(environment),
         world_size=allreduce.world_size,
         quorum=allreduce.quorum,
-        settings={
-            "sync_every": options.sync_every,
-            "fragments": options.fragments,
-            "delay": options.delay,
-            "mix": options.mix,
-            "outer_lr": outer.lr,
-            "outer_momentum": outer.momentum,
-            "nesterov": outer.nesterov,
-            "outer_warmup": outer.warmup,
-            "checkpoint_every": options.checkpoint_every,
-        },
+        settings=options.settings,
         created_at=time.time(),
     )
 

@@ -13,10 +13,11 @@ each holds the fingerprint of the whole. A state that is not complete, or does n
 
 import json
 import os
+import re
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,16 @@ from basilica.diloco.outer import Array, fingerprint
 from basilica.diloco.records import Record, Torn, seal
 from basilica.diloco.stores.port import ObjectStore
 
+FORMAT = 1
+NEEDED = {
+    "members": ("rank", "incarnation", "host", "at"),
+    "exits": ("rank", "incarnation", "outcome"),
+    "log": ("name", "round", "weights", "samples", "bytes_up", "bytes_down", "seconds", "waited", "at"),
+}
+"""What each kind of small document has at least."""
 STATES_KEPT = 2
+_PIECE = re.compile(r"(\d+)/\d+-of-(\d+)")
+"""The name of a piece below its fragment: the round and how many there are."""
 LARGEST_PIECE = 1 << 30
 """Bytes of a state in one object: a request for more is refused by some stores, and is lost as a whole."""
 
@@ -45,7 +55,15 @@ class RunRecord:
     quorum: int | None
     settings: Mapping[str, Any]
     created_at: float
-    format: int = 1
+    format: int = FORMAT
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any], where: str) -> "RunRecord":
+        """As it was recorded, by this version or one that knows more of the same format."""
+        if told.get("format", FORMAT) != FORMAT:
+            raise RoundError(where, f"has the format {told['format']}, and this version of basilica knows {FORMAT}")
+        _check_fields(told, ("arguments", "created_at", "entrypoint", "quorum", "settings", "world_size"), where)
+        return cls(**{known.name: told[known.name] for known in fields(cls) if known.name in told})
 
     @property
     def importable(self) -> bool:
@@ -103,8 +121,8 @@ class Bucket:
         return self.record() or record
 
     def record(self) -> RunRecord | None:
-        fields = self._read_json("run.json")
-        return None if fields is None else RunRecord(**fields)
+        told = self._read_json("run.json")
+        return None if told is None else RunRecord.of(told, f"{self.run_id}/run.json")
 
     def join(self, rank: int, **more: Any) -> int:
         """Record a start of this rank; how many there were before."""
@@ -190,8 +208,9 @@ class Bucket:
         prefix = f"{self.run_id}/states/{name}/"
         groups: dict[tuple[int, int], list[Found]] = {}
         for found in self.store.list(prefix):
-            number, _, piece = found.key.removeprefix(prefix).partition("/")
-            groups.setdefault((int(number), _last_number(piece)), []).append(found)
+            matched = _PIECE.fullmatch(found.key.removeprefix(prefix))
+            if matched is not None:
+                groups.setdefault((int(matched[1]), int(matched[2])), []).append(found)
         whole = [key for key, pieces in groups.items() if key[0] >= at_least and len(pieces) == key[1]]
         return [groups[key] for key in sorted(whole, reverse=True)]
 
@@ -205,7 +224,8 @@ class Bucket:
     def forget_states(self, name: str, before: int) -> int:
         """Remove states of fewer rounds; how many objects that were."""
         prefix = f"{self.run_id}/states/{name}/"
-        old = [f.key for f in self.store.list(prefix) if int(f.key.removeprefix(prefix).partition("/")[0]) < before]
+        pieces = ((f.key, _PIECE.fullmatch(f.key.removeprefix(prefix))) for f in self.store.list(prefix))
+        old = [key for key, matched in pieces if matched is not None and int(matched[1]) < before]
         if old:
             self.store.delete(old)
         return len(old)
@@ -250,11 +270,13 @@ class Bucket:
 
     def documents(self, kind: str) -> list[dict[str, Any]]:
         """All JSON documents below `members`, `exits` or `log`, in the order of their keys."""
-        return [
-            fields
-            for found in self.store.list(f"{self.run_id}/{kind}/")
-            if (fields := self._read_json(found.key.removeprefix(f"{self.run_id}/"))) is not None
-        ]
+        documents = []
+        for found in self.store.list(f"{self.run_id}/{kind}/"):
+            told = self._read_json(found.key.removeprefix(f"{self.run_id}/"))
+            if told is not None:
+                _check_fields(told, NEEDED[kind], found.key)
+                documents.append(told)
+        return documents
 
     def _create_json(self, key: str, fields: Mapping[str, Any]) -> bool:
         data = json.dumps(fields, sort_keys=True, default=str).encode()
@@ -269,10 +291,18 @@ class Bucket:
         if data is None:
             return None
         try:
-            fields: dict[str, Any] = json.loads(bytes(data))
+            told = json.loads(bytes(data))
         except ValueError:
-            raise RoundError(f"{self.run_id}/{key}", "is no JSON; remove it") from None
-        return fields
+            told = None
+        if not isinstance(told, dict):
+            raise RoundError(f"{self.run_id}/{key}", "is no JSON object; remove it")
+        return told
+
+
+def _check_fields(told: Mapping[str, Any], needed: Sequence[str], where: str) -> None:
+    missing = next((name for name in needed if name not in told), None)
+    if missing is not None:
+        raise RoundError(where, f"has no {missing!r}: no replica of this version has written it; remove it")
 
 
 def _span(arrays: Sequence[Array], start: int, stop: int) -> list[memoryview]:

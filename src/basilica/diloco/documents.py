@@ -1,7 +1,7 @@
 """What is written in a round: parts, manifests, results and failures, and under which keys."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from basilica.diloco.effects import Flow, Found, Range, fetch
@@ -60,6 +60,7 @@ class Terms:
     """What all parts of a round must agree on.
 
     `base` proves that they started from the same state; the shards are divided between the `expected` ranks, in order.
+    `settings` are the caller's, of no meaning here.
     """
 
     place: Place
@@ -67,6 +68,7 @@ class Terms:
     expected: tuple[int, ...]
     quorum: int | None
     layout: tuple[str, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def fields(self) -> dict[str, Any]:
         return {
@@ -77,13 +79,17 @@ class Terms:
             "expected": list(self.expected),
             "quorum": self.quorum,
             "layout": list(self.layout),
+            "settings": dict(self.settings),
         }
 
     def difference(self, theirs: Mapping[str, Any]) -> str | None:
         """In words, what a record says otherwise; None if it agrees."""
-        for name, mine in self.fields().items():
-            if theirs.get(name) != mine:
-                return f"{name} is {theirs.get(name)!r} there and {mine!r} here"
+        settings = theirs.get("settings") or {}
+        compared = [(name, theirs.get(name), mine) for name, mine in self.fields().items() if name != "settings"]
+        compared += [(name, settings.get(name), self.settings.get(name)) for name in {**self.settings, **settings}]
+        for name, there, here in compared:
+            if there != here:
+                return f"{name} is {there!r} there and {here!r} here"
         return None
 
 
@@ -111,7 +117,10 @@ class Part:
         return {"kind": "part", **terms.fields(), **mine}
 
     @staticmethod
-    def parse(record: Record) -> "Part":
+    def parse(record: Record | Torn) -> "Part":
+        """`Torn` if it is none."""
+        if isinstance(record, Torn):
+            raise record
         fields = record.fields
         if fields.get("kind") != "part":
             raise Torn("is not a part")
@@ -197,8 +206,28 @@ class Failure:
 
 def read_record(found: Found, hint: int = 0) -> Flow[Record]:
     """The record at the end of an object; `Torn` if there is none. `hint`: how many checksums it may hold."""
-    size = min(found.size, TAIL + 20 * hint)
-    (tail,) = yield from fetch(Range(found.key, found.size - size, size))
+    (record,) = yield from read_records([found], hint)
+    if isinstance(record, Torn):
+        raise record
+    return record
+
+
+def read_records(found: Sequence[Found], hint: int = 0) -> Flow[list[Record | Torn]]:
+    """The same of many objects at once, so that a large world costs no more time than a small one."""
+    sizes = [min(f.size, TAIL + 20 * hint) for f in found]
+    ranges = [Range(f.key, f.size - size, size) for f, size in zip(found, sizes, strict=True)]
+    tails = (yield from fetch(*ranges)) if ranges else []
+    records: list[Record | Torn] = []
+    for f, size, tail in zip(found, sizes, tails, strict=True):
+        try:
+            records.append((yield from _record_in(f, size, tail)))
+        except Torn as torn:
+            records.append(torn)
+    return records
+
+
+def _record_in(found: Found, size: int, tail: memoryview | None) -> Flow[Record]:
+    """From the last `size` bytes of an object, and more of them where the record is longer."""
     if tail is None:
         raise Gone("is gone")
     more = missing_bytes(tail)

@@ -1,5 +1,6 @@
 """The second half of a round: reduce the shards that are ours, and read the means of the others."""
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,8 +11,8 @@ from basilica.diloco.documents import (
     Part,
     Place,
     Terms,
-    read_record,
     read_record_at,
+    read_records,
     result_fields,
     sealed,
 )
@@ -22,6 +23,8 @@ from basilica.diloco.waiting import Patience, Settings
 
 CHECKS = tuple(4 * 2**n for n in range(16))
 """At which looks for a result that does not come we find out whether it was removed long ago."""
+READ_AHEAD = 8
+"""Pieces of results that are read at a time: they are all the memory that reading needs."""
 READS = 3
 """How often bytes that do not fit their checksum are read before they are called corrupt."""
 
@@ -113,13 +116,20 @@ class Exchange:
                 for rank in ranks:
                     wire = yield from self._chunk(rank, chunk, piece, wires.get(rank), known[rank].digests[chunk])
                     if wire is None:
-                        return Failure(key, "corrupt", (rank,), f"cannot be made: the part of rank {rank} is damaged")
+                        return (yield from self._unfit(manifest, rank, key))
                     parts_of_chunk.append(wire)
                 digests.append(self.numbers.reduce(chunk, parts_of_chunk, weights))
         record, id = sealed(result_fields(manifest, index, digests))
         begin, end = self.layout.span(self.shard(index))
         created = yield Create(key, end - begin + len(record), self._result_buffers(self.shard(index), record))
         return id if created else None
+
+    def _unfit(self, manifest: Manifest, rank: int, key: str) -> Flow[Failure]:
+        """Why bytes of a part do not fit: it is damaged, unless a later start of a rank has replaced it."""
+        known = yield from self._records(manifest, {}, key)
+        if isinstance(known, Failure):
+            return known
+        return Failure(key, "corrupt", (rank,), f"cannot be made: the part of rank {rank} is damaged")
 
     def _result_buffers(self, chunks: range, record: memoryview) -> Iterator[memoryview]:
         yield from self.numbers.made(chunks)
@@ -195,17 +205,14 @@ class Exchange:
         self.patience.reset()
         while missing:
             listing = yield from self._look()
-            for index in list(missing):
-                found = listing.get(self.place.result(manifest.attempt, index))
-                if found is None:
-                    continue
-                got = yield from self._read_result(manifest, index, found)
-                if got is None:
-                    continue
-                if isinstance(got, Failure):
-                    return got
-                ids[index] = got
-                missing.remove(index)
+            keys = {index: self.place.result(manifest.attempt, index) for index in missing}
+            there = {index: listing[key] for index, key in keys.items() if key in listing}
+            got = yield from self._read_results(manifest, there)
+            if isinstance(got, Failure):
+                return got
+            if got:
+                ids |= got
+                missing = [index for index in missing if index not in got]
                 last = yield Now()
                 self.patience.reset()
             if not missing:
@@ -232,28 +239,43 @@ class Exchange:
             return Failure(key, "timeout", owing, waited=self.settings.timeout)
         return None
 
-    def _read_result(self, manifest: Manifest, index: int, found: Found) -> Flow[str | Failure | None]:
-        """Its id; None if it is not there, whatever the listing says."""
-        chunks = self.shard(index)
-        try:
-            record = yield from read_record(found, len(chunks))
-        except Gone:
-            return None
-        except Torn as torn:
-            return Failure(found.key, "corrupt", text=str(torn))
-        if record.fields["kind"] == "failure":
-            return Failure.parse(found.key, record.fields)
-        if record.fields["manifest"] != manifest.id or record.fields["shard"] != index:
-            return Failure(found.key, "corrupt", text="belongs to another manifest")
-        pieces = list(self._pieces(chunks))
-        base = self.layout.chunks[chunks[0]].offset
-        ticket = yield Begin((self._result_range(found.key, pieces[0], base),))
-        for number, piece in enumerate(pieces):
-            (buffer,) = yield Finish(ticket)
-            if number + 1 < len(pieces):
-                ticket = yield Begin((self._result_range(found.key, pieces[number + 1], base),))
-            yield from self._take(found.key, piece, buffer, record, chunks)
-        return record.id
+    def _read_results(self, manifest: Manifest, there: Mapping[int, Found]) -> Flow[dict[int, str] | Failure]:
+        """By shard, the ids of those that are there, whatever the listing says; or the failure that one of them is."""
+        hint = max((len(self.shard(index)) for index in there), default=0)
+        records = yield from read_records(list(there.values()), hint)
+        genuine: dict[int, Record] = {}
+        for (index, found), record in zip(there.items(), records, strict=True):
+            if isinstance(record, Gone):
+                continue
+            if isinstance(record, Torn):
+                return Failure(found.key, "corrupt", text=str(record))
+            if record.fields["kind"] == "failure":
+                return Failure.parse(found.key, record.fields)
+            if record.fields["manifest"] != manifest.id or record.fields["shard"] != index:
+                return Failure(found.key, "corrupt", text="belongs to another manifest")
+            genuine[index] = record
+        yield from self._take_all(there, genuine)
+        return {index: record.id for index, record in genuine.items()}
+
+    def _take_all(self, there: Mapping[int, Found], records: Mapping[int, Record]) -> Flow[None]:
+        """Read the results, several pieces at a time."""
+        begun: deque[tuple[int, range, Any]] = deque()
+        for index in records:
+            base, _ = self.layout.span(self.shard(index))
+            for piece in self._pieces(self.shard(index)):
+                if len(begun) == READ_AHEAD:
+                    yield from self._take_next(begun, there, records)
+                ticket = yield Begin((self._result_range(there[index].key, piece, base),))
+                begun.append((index, piece, ticket))
+        while begun:
+            yield from self._take_next(begun, there, records)
+
+    def _take_next(
+        self, begun: "deque[tuple[int, range, Any]]", there: Mapping[int, Found], records: Mapping[int, Record]
+    ) -> Flow[None]:
+        index, piece, ticket = begun.popleft()
+        (buffer,) = yield Finish(ticket)
+        yield from self._take(there[index].key, piece, buffer, records[index], self.shard(index))
 
     def _result_range(self, key: str, piece: range, base: int) -> Range:
         begin, end = self.layout.span(piece)

@@ -136,5 +136,20 @@ class Options:
             raise ValueError(f"checkpoint_every must be 0 (never) or more, not {self.checkpoint_every}")
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """As they are recorded, and compared between replicas."""
+        return {
+            "sync_every": int(self.sync_every),
+            "fragments": int(self.fragments),
+            "delay": int(self.delay),
+            "mix": float(self.mix),
+            "outer_lr": float(self.outer.lr),
+            "outer_momentum": float(self.outer.momentum),
+            "nesterov": bool(self.outer.nesterov),
+            "outer_warmup": float(self.outer.warmup),
+            "checkpoint_every": int(self.checkpoint_every),
+        }
+
+    @property
     def schedule(self) -> Schedule:
         return Schedule(self.sync_every, self.fragments, self.delay)

@@ -5,20 +5,19 @@ the buffers. All replicas have the same bits of them after each round, and each 
 whose fingerprint differs. The bucket keeps them too, so a replica that starts, or was left behind, takes them from it.
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from basilica.diloco.allreduce import ObjectStoreAllReduce, RoundStats
+from basilica.diloco.allreduce import ObjectStoreAllReduce
 from basilica.diloco.background import Background
 from basilica.diloco.beginning import check_frozen, run_record, wait_for_state
 from basilica.diloco.bucket import STATES_KEPT, Bucket, LogEntry, State
-from basilica.diloco.errors import RoundConflict, RoundGone
+from basilica.diloco.errors import BarrierTimeout, RoundConflict, RoundGone
 from basilica.diloco.fragments import Alone, Fragment, Given, Options, Team, Values
 from basilica.diloco.inspection import sweep
 from basilica.diloco.outer import Array, divide, mixed, pseudo_gradient
-from basilica.diloco.telling import tell_round
+from basilica.diloco.telling import add_ends, log_entry, tell_round
 
 APPLIED, SKIPPED, CAUGHT_UP, FAILED = range(4)
 
@@ -97,6 +96,14 @@ class Replica:
         self._background.close(wait=wait)
         self._saved(only_finished=not wait)
 
+    def give_up(self, error: BaseException) -> None:
+        """Leave because of an error, which the bucket is told if there is time for it."""
+        ended = "failed" if isinstance(error, Exception) else "stopped"
+        try:
+            self.close(wait=False, outcome=ended, error=f"{type(error).__name__}: {error}"[:1000])
+        except Exception as trouble:  # noqa: BLE001  what ended it is what counts
+            error.add_note(f"Beside that, not all could be written to the bucket: {trouble}")
+
     # Giving and applying.
 
     @property
@@ -125,9 +132,16 @@ class Replica:
             self._submit(fragment, fragment.given)
 
     def _submit(self, fragment: Fragment, given: Given) -> None:
-        given.means = self._reduce.submit(
-            given.deltas, given.weight, name=fragment.name, base=fragment.digest, buffers=given.buffers
-        )
+        given.means = self._reduce.submit(given.deltas, given.weight, **self._terms(fragment, given))
+
+    def _terms(self, fragment: Fragment, given: Given) -> dict[str, Any]:
+        """What the all-reduce is to know of a part beside its numbers."""
+        return {
+            "name": fragment.name,
+            "base": fragment.digest,
+            "settings": self._options.settings,
+            "buffers": given.buffers,
+        }
 
     def _apply(self, number: int) -> bool:
         fragment, due = self._of(number)
@@ -143,8 +157,10 @@ class Replica:
             fragment.given = None
             self._catch_up_with(fragment)
             return True
-        except BaseException:
+        except BaseException as error:
             self._team.tell([FAILED, self.step_count])
+            if isinstance(error, BarrierTimeout):
+                add_ends(error, self._bucket)
             raise
         fragment.given = None
         gradients, fragment.buffers = means[: len(fragment.agreed)], means[len(fragment.agreed) :]
@@ -161,9 +177,7 @@ class Replica:
         if given.means is not None:
             means, given.means = given.means, None  # if it fails, the next time begins anew
             return means.result()
-        return self._reduce.allreduce(
-            given.deltas, given.weight, name=fragment.name, base=fragment.digest, buffers=given.buffers
-        )
+        return self._reduce.allreduce(given.deltas, given.weight, **self._terms(fragment, given))
 
     def _follow(self, fragment: Fragment) -> bool:
         """What a process does that does not lead its replica."""
@@ -201,7 +215,7 @@ class Replica:
         counted = sorted(outcome.weights)
         every, rank = self._options.checkpoint_every, self._reduce.rank
         piece = counted.index(rank) if rank in counted and every and fragment.round % every == 0 else None
-        entry = _entry(fragment, stats) if rank == counted[0] else None
+        entry = log_entry(fragment, stats) if rank == counted[0] else None
         if piece is not None or entry is not None:
             self._saving.append(self._background.submit(self._save, state, piece, len(counted), entry))
 
@@ -240,7 +254,12 @@ class Replica:
             self._follow(self._fragments[0])
             return
         try:
-            self._join()
+            self._reduce.incarnation = self.incarnation = self._bucket.join(self._reduce.rank, part=self._options.part)
+            try:
+                self._join()
+            except BaseException as error:
+                self.give_up(error)
+                raise
         except BaseException:
             self._team.tell([FAILED, self.step_count])
             raise
@@ -249,7 +268,6 @@ class Replica:
     def _join(self) -> None:
         """Take what was agreed on, or let rank 0's be that."""
         rank = self._reduce.rank
-        self._reduce.incarnation = self.incarnation = self._bucket.join(rank, part=self._options.part)
         self._bucket.begin(run_record(self._reduce, self._options))
         frozen = self._values.frozen()
         if rank == 0:
@@ -365,22 +383,3 @@ class Replica:
                 buffers = list(given.get("buffers", ()))
                 fragment.given = Given(list(given["deltas"]), given["weight"], before, buffers)
                 self._submit(fragment, fragment.given)
-
-
-def _entry(fragment: Fragment, stats: RoundStats) -> LogEntry:
-    return LogEntry(
-        name=fragment.name,
-        round=stats.outcome.round,
-        attempt=stats.outcome.attempt,
-        weights={str(rank): weight for rank, weight in stats.outcome.weights.items()},
-        samples=fragment.samples,
-        chain=stats.outcome.chain,
-        digest=fragment.digest,
-        array_bytes=stats.array_bytes,
-        bytes_up=stats.bytes_up,
-        bytes_down=stats.bytes_down,
-        requests=dict(stats.requests),
-        seconds=stats.seconds,
-        waited=stats.waited,
-        at=time.time(),
-    )

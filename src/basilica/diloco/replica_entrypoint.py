@@ -36,6 +36,8 @@ from basilica.client.bootstrap import RESULT_MAX, plain, record, write
 TERMINATED = 128 + signal.SIGTERM
 RANK_VARIABLES = ("REPLICA_RANK", "BASILICA_RANK", "RANK")
 ERROR_CHARACTERS_MAX = 4000
+RESULT_PATIENCE = 300.0
+"""Seconds for which a store that has gone away meanwhile is asked to take the result: hours of work may be in it."""
 
 Hook = Callable[[], bool | None]
 _hooks: list[Hook] = []
@@ -180,9 +182,10 @@ def store_result(environment: Mapping[str, str], rank: int, outcome: Mapping[str
             path.parent.mkdir(parents=True, exist_ok=True)
             write(str(path), document)
         else:
-            import obstore  # noqa: PLC0415
+            from basilica.diloco.stores import open_store  # noqa: PLC0415  only where results are kept in one
 
-            obstore.put(object_store(uri), result_key(rank), document.encode())
+            data = memoryview(document.encode())
+            open_store(uri, patience=RESULT_PATIENCE).put(result_key(rank), len(data), iter([data]))
 
 
 def tell_in_words(path: str, problem: str) -> None:

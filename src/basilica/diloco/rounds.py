@@ -37,7 +37,7 @@ from itertools import count
 from typing import Any
 
 from basilica.diloco.arithmetic import Numbers
-from basilica.diloco.documents import Failure, Manifest, Part, Terms, Version, read_record, sealed
+from basilica.diloco.documents import Failure, Manifest, Part, Terms, Version, read_record, read_records, sealed
 from basilica.diloco.effects import Create, Flow, Found, List, Now, Put, Range, fetch
 from basilica.diloco.errors import RoundConflict
 from basilica.diloco.exchange import Exchange
@@ -224,19 +224,19 @@ class Round:
 
     def _meet(self, listing: Mapping[str, Found]) -> Flow[dict[str, Any] | None]:
         """Read the records of parts that are new. A part that is for another round than ours ends this attempt."""
-        for key, found in listing.items():
-            rank = self.place.rank_of(key)
-            if rank is None or rank in self._parts:
-                continue
+        ranks = {rank: found for key, found in listing.items() if (rank := self.place.rank_of(key)) is not None}
+        new = [(rank, found) for rank, found in ranks.items() if rank not in self._parts]
+        records = yield from read_records([found for _, found in new], len(self.numbers.layout.chunks))
+        for (rank, found), record in zip(new, records, strict=True):
             try:
-                part = Part.parse((yield from read_record(found, len(self.numbers.layout.chunks))))
+                part = Part.parse(record)
             except Torn as torn:
                 self._torn[rank] = str(torn)
                 continue
             difference = self.terms.difference(part.record.fields)
             if difference or part.rank != rank:
                 text = f"rank {rank} and rank {self.rank} disagree: {difference or f'it says it is {part.rank}'}"
-                return Failure(key, "conflict", (rank, self.rank), text).fields
+                return Failure(found.key, "conflict", (rank, self.rank), text).fields
             self._torn.pop(rank, None)
             if part.version.repair < self._damaged.get(rank, 0):
                 continue  # still the one that was found damaged

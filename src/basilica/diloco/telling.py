@@ -1,10 +1,17 @@
-"""What a replica says of each of its rounds, with `basilica.report`'s means: the console puts the rows together.
+"""What a replica says of its rounds: to the console, in the bucket's log, and in the error of one that failed.
 
-All numbers of a round are told at once, every time: so the last values of a rank are of one round, and so are the
-points of its series that stand at one moment. Outside a deployment this does nothing.
+The console puts together the rows that are told with `basilica.report`'s means. All numbers of a round are told at
+once, every time: so the last values of a rank are of one round, and so are the points of its series that stand at one
+moment. Outside a deployment this does nothing.
 """
 
+import time
+from contextlib import suppress
+
 from basilica.diloco.allreduce import RoundStats
+from basilica.diloco.bucket import Bucket, LogEntry
+from basilica.diloco.errors import BarrierTimeout
+from basilica.diloco.fragments import Fragment
 from basilica.reporting import note
 
 NOBODY = -1
@@ -28,3 +35,36 @@ def tell_round(stats: RoundStats, *, replica: int, world: int, fragment: int) ->
         diloco_waited_for=NOBODY if outcome.waited_for is None else outcome.waited_for,
         diloco_round_s=round(stats.seconds, MILLISECONDS),
     )
+
+
+def log_entry(fragment: Fragment, stats: RoundStats) -> LogEntry:
+    """What the bucket keeps of a round for good."""
+    return LogEntry(
+        name=fragment.name,
+        round=stats.outcome.round,
+        attempt=stats.outcome.attempt,
+        weights={str(rank): weight for rank, weight in stats.outcome.weights.items()},
+        samples=fragment.samples,
+        chain=stats.outcome.chain,
+        digest=fragment.digest,
+        array_bytes=stats.array_bytes,
+        bytes_up=stats.bytes_up,
+        bytes_down=stats.bytes_down,
+        requests=dict(stats.requests),
+        seconds=stats.seconds,
+        waited=stats.waited,
+        at=time.time(),
+    )
+
+
+def add_ends(error: BarrierTimeout, bucket: Bucket) -> None:
+    """Say of the ranks that did not come how their last start ended, as far as the bucket knows."""
+    with suppress(Exception):  # the bucket may be what is out of reach; that they did not come is what counts
+        ends = {(fields["rank"], fields["incarnation"]): fields for fields in bucket.documents("exits")}
+        starts = {fields["rank"]: fields["incarnation"] for fields in bucket.documents("members")}
+        for rank in error.missing:
+            end = ends.get((rank, starts.get(rank)))
+            if rank not in starts:
+                error.add_note(f"Rank {rank} has never begun.")
+            elif end is not None:
+                error.add_note(f"Rank {rank} has {end['outcome']}: {end.get('error', 'it made all its steps')}")

@@ -100,11 +100,7 @@ class Face:
         if error is None:
             self.close()
             return
-        ended = "failed" if isinstance(error, Exception) else "stopped"
-        try:
-            self._replica.close(wait=False, outcome=ended, error=f"{type(error).__name__}: {error}"[:1000])
-        except Exception as trouble:  # noqa: BLE001  what ended the block is what counts
-            error.add_note(f"Beside that, not all could be written to the bucket: {trouble}")
+        self._replica.give_up(error)
 
 
 class ArrayDiLoCo(Face):

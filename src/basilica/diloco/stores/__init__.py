@@ -7,10 +7,11 @@ from urllib.parse import unquote, urlsplit
 from basilica.diloco.stores.port import ObjectStore
 
 
-def open_store(uri: str, options: Mapping[str, Any] | None = None) -> ObjectStore:
+def open_store(uri: str, options: Mapping[str, Any] | None = None, *, patience: float = 0.0) -> ObjectStore:
     """The store behind a URI. Nothing is opened yet: that happens on first use, in whichever process that is.
 
     `options` are obstore's settings for the scheme (`endpoint`, `region` …); else the usual environment counts.
+    `patience`: for how many seconds a server that has answered before and does so no more is asked again.
     """
     parts = urlsplit(uri)
     if parts.scheme == "file":
@@ -27,7 +28,7 @@ def open_store(uri: str, options: Mapping[str, Any] | None = None) -> ObjectStor
         raise ValueError(f"{uri!r} has no scheme; write file:///some/directory, s3://bucket/prefix or memory://name")
     from basilica.diloco.stores.cloud import CloudStore  # noqa: PLC0415
 
-    return CloudStore(uri, dict(options or {}))
+    return CloudStore(uri, dict(options or {}), patience)
 
 
 __all__ = ["ObjectStore", "open_store"]

@@ -1,16 +1,43 @@
-"""S3, GCS, Azure and what else obstore knows. It is opened on first use, so that a process may fork before that."""
+"""S3, GCS, Azure and what else obstore knows. It is opened on first use, so that a process may fork before that.
 
+**Outages.** A store that has answered once is believed to come back: what fails for want of an answer is repeated for
+as long as the replicas would wait for each other. A create may then find what it has itself written, and answers that
+something is there: whoever creates must read what stands in any case.
+
+**Slow links.** A request to write may take as long as its bytes need on a slow link; a read only has to go on.
+"""
+
+import logging
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from datetime import timedelta
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
+from basilica.diloco.background import Background
 from basilica.diloco.effects import Found, Range
+from basilica.diloco.stores.answers import in_words, will_pass
+
+T = TypeVar("T")
+log = logging.getLogger("basilica.diloco")
 
 LARGEST_CREATED = 5000 << 20
 """S3 and Azure take no more in a single request, and only a single one can be on condition that nothing is there."""
+SLOWEST_UPLOAD = 100e3
+"""Bytes a second; an upload that is slower hangs."""
+SHORTEST_UPLOAD = 64.0
+"""Seconds that even the smallest request to write may take."""
+STALLED = timedelta(seconds=60)
+"""A read of which nothing has come for so long hangs."""
+LONGEST_READ = timedelta(days=1)
+PAUSES = (1.0, 10.0)
+"""Seconds between two requests to a store that does not answer: the shortest, which is doubled, up to the longest."""
 
+_has_answered: set[tuple[str, str]] = set()
+"""Buckets that this process has had an answer from, and by which endpoint."""
 _used_by: set[int] = set()
 """The process that uses obstore. Its threads are not there in a child, which would wait for them for ever."""
 
@@ -21,97 +48,149 @@ class CloudStore:
     piece_bytes = 16 << 20
     parallel = 16
 
-    def __init__(self, uri: str, options: dict[str, Any]) -> None:
-        self._uri, self._options = uri, options
-        self._opened: Any = None
+    def __init__(self, uri: str, options: dict[str, Any], patience: float = 0.0) -> None:
+        self._uri, self._options, self._patience = uri, options, patience
+        self._opened: dict[timedelta, Any] = {}
         self._opening = threading.Lock()
-
-    def _store(self) -> Any:
-        if _used_by and os.getpid() not in _used_by:
-            raise RuntimeError(
-                f"this process was forked from one that had used {self._uri}, and obstore does not work after that; "
-                "fork before the first all-reduce, or start processes by spawn"
-            )
-        with self._opening:
-            if self._opened is None:
-                _used_by.add(os.getpid())
-                self._opened = open_cloud(self._uri, self._options)
-        return self._opened
+        self._bucket = (urlsplit(uri)._replace(path="").geturl(), str(options.get("endpoint")))
+        self._background = Background("basilica-store", self.parallel)
 
     def put(self, key: str, size: int, buffers: Iterable[memoryview]) -> None:
-        import obstore  # noqa: PLC0415
-
-        obstore.put(self._store(), key, _joined(size, buffers))
+        obstore = _obstore(self._uri)
+        data = _joined(size, buffers)
+        self._answer(lambda: obstore.put(self._writer(size), key, data))
 
     def put_if_absent(self, key: str, size: int, buffers: Iterable[memoryview]) -> bool:
-        import obstore  # noqa: PLC0415
-
+        obstore = _obstore(self._uri)
         if size > LARGEST_CREATED:
             raise ValueError(
                 f"{key} would have {size / 1e9:.1f} GB, and one request creates at most {LARGEST_CREATED / 1e9:.1f}; "
                 "give DiLoCo more `fragments`, or the all-reduce a smaller `wire`"
             )
-        try:
-            obstore.put(self._store(), key, _joined(size, buffers), mode="create", use_multipart=False)
-        except (obstore.exceptions.AlreadyExistsError, obstore.exceptions.PreconditionError, FileExistsError):
-            return False
-        return True
+        data = _joined(size, buffers)
+
+        def create() -> bool:
+            try:
+                obstore.put(self._writer(size), key, data, mode="create", use_multipart=False)
+            except (obstore.exceptions.AlreadyExistsError, obstore.exceptions.PreconditionError, FileExistsError):
+                return False
+            return True
+
+        return self._answer(create)
 
     def read(self, range: Range) -> memoryview | None:
-        import obstore  # noqa: PLC0415
-
+        obstore = _obstore(self._uri)
         if not range.length:
             return memoryview(b"")
+
+        def get() -> memoryview:
+            try:
+                return memoryview(obstore.get_range(self._reader(), range.key, start=range.start, length=range.length))
+            except obstore.exceptions.GenericError:
+                # A range that begins behind the end of an object is refused: the object is shorter than it should be.
+                if int(obstore.head(self._reader(), range.key)["size"]) > range.start:
+                    raise
+                return memoryview(b"")
+
         try:
-            data = memoryview(obstore.get_range(self._store(), range.key, start=range.start, length=range.length))
+            data = self._answer(get)
         except FileNotFoundError:
             return None
-        except obstore.exceptions.GenericError:
-            # A range that begins behind the end of an object is refused: the object is shorter than it should be.
-            if self._size(range.key) > range.start:
-                raise
-            return memoryview(b"")
         if range.into is None:
             return data
         range.into[: len(data)] = data
         return range.into[: len(data)]
 
-    def _size(self, key: str) -> int:
-        import obstore  # noqa: PLC0415
-
-        return int(obstore.head(self._store(), key)["size"])
-
     def list(self, prefix: str, after: str = "") -> tuple[Found, ...]:
-        import obstore  # noqa: PLC0415
-
+        obstore = _obstore(self._uri)
         # Object stores list below a path: the rest of the prefix is compared here.
         directory = prefix.rpartition("/")[0]
-        rows = obstore.list(self._store(), directory or None, offset=after or None).collect()
+        rows = self._answer(lambda: obstore.list(self._reader(), directory or None, offset=after or None).collect())
         found = (
             Found(row["path"], row["size"]) for row in rows if row["path"].startswith(prefix) and row["path"] > after
         )
         return tuple(sorted(found, key=lambda f: f.key))
 
     def delete(self, keys: Sequence[str]) -> None:
-        import obstore  # noqa: PLC0415
-
+        obstore = _obstore(self._uri)
         if keys:
-            obstore.delete(self._store(), list(keys))
+            self._answer(lambda: obstore.delete(self._reader(), list(keys)))
 
     def wait_for_change(self, prefix: str, seconds: float) -> None:
         time.sleep(seconds)
 
+    def _reader(self) -> Any:
+        return self._store(LONGEST_READ, read_timeout=STALLED)
+
+    def _writer(self, size: int) -> Any:
+        """Its time doubles from one size to the next, so that a run needs few connections."""
+        seconds = SHORTEST_UPLOAD
+        while seconds < size / SLOWEST_UPLOAD:
+            seconds *= 2
+        return self._store(timedelta(seconds=seconds))
+
+    def _store(self, timeout: timedelta, **more: Any) -> Any:
+        """obstore's own store whose requests may take so long."""
+        if _used_by and os.getpid() not in _used_by:
+            raise RuntimeError(
+                f"this process was forked from one that had used {self._uri}, and obstore does not work after that; "
+                "fork before the first all-reduce, or start processes by spawn"
+            )
+        with self._opening:
+            if timeout not in self._opened:
+                _used_by.add(os.getpid())
+                client = {"timeout": timeout, **more, **self._options.get("client_options", {})}
+                self._opened[timeout] = open_cloud(self._uri, {**self._options, "client_options": client})
+            return self._opened[timeout]
+
+    def _answer(self, call: Callable[[], T]) -> T:
+        """Signals are handled in the main thread, and not before a call into obstore is over: so it makes none."""
+        if threading.current_thread() is not threading.main_thread():
+            return self._repeated(call)
+        answer: Future[T] = self._background.submit(self._repeated, call)
+        return answer.result()
+
+    def _repeated(self, call: Callable[[], T]) -> T:
+        """Until the store answers, if it ever has."""
+        obstore = _obstore(self._uri)
+        failing_since: float | None = None
+        pause, longest = PAUSES
+        while True:
+            try:
+                answer = call()
+            except obstore.exceptions.GenericError as error:
+                now = time.monotonic()
+                failing_since = now if failing_since is None else failing_since
+                patient = self._bucket in _has_answered and now - failing_since < self._patience
+                if not patient or not will_pass(error) or self._background.stopped.is_set():
+                    raise ConnectionError(f"{self._uri} {in_words(error)}") from error
+                log.warning("%s %s; trying again", self._uri, in_words(error))
+            else:
+                _has_answered.add(self._bucket)
+                return answer
+            self._background.stopped.wait(pause)
+            pause = min(2 * pause, longest)
+
 
 def open_cloud(uri: str, options: Mapping[str, Any]) -> Any:
     """obstore's own store behind a URI. An endpoint without TLS, as of a server in the same network, is believed."""
-    try:
-        from obstore.store import from_url  # noqa: PLC0415
-    except ImportError as error:
-        raise RuntimeError(f"{uri} needs obstore: pip install 'basilica[diloco]'") from error
+    obstore = _obstore(uri)
     endpoint = options.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL") or ""
     if endpoint.startswith("http://"):
         options = {**options, "client_options": {"allow_http": True, **options.get("client_options", {})}}
-    return from_url(uri, **options)
+    try:
+        return obstore.store.from_url(uri, **options)
+    except obstore.exceptions.GenericError as error:
+        raise ValueError(f"{uri!r} cannot be opened: {str(error).partition(chr(10))[0]}") from None
+
+
+def _obstore(uri: str) -> Any:
+    """The package, which not everybody has installed."""
+    try:
+        import obstore.store  # noqa: PLC0415
+    except ImportError as error:
+        raise RuntimeError(f"{uri} needs obstore: pip install 'basilica[diloco]'") from error
+    return obstore
 
 
 def _joined(size: int, buffers: Iterable[memoryview]) -> bytearray:

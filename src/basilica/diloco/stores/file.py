@@ -35,7 +35,7 @@ class FileStore:
     def put(self, key: str, size: int, buffers: Iterable[memoryview]) -> None:
         path = self._path(key)
         with self._drafted(path) as (fd, draft):
-            _write(fd, buffers)
+            _write(fd, buffers, path)
             os.replace(draft, path)
 
     def put_if_absent(self, key: str, size: int, buffers: Iterable[memoryview]) -> bool:
@@ -49,10 +49,10 @@ class FileStore:
             if error.errno not in _NO_UNNAMED_FILES:
                 raise
             with self._drafted(path) as (fd, draft):
-                _write(fd, buffers)
+                _write(fd, buffers, path)
                 return _link(draft, path)
         try:
-            _write(fd, buffers)
+            _write(fd, buffers, path)
             # With a directory (which an absolute path ignores) the link is followed to the unnamed file itself.
             return _link(f"/proc/self/fd/{fd}", path, directory=fd)
         finally:
@@ -138,11 +138,15 @@ class FileStore:
                     yield Found(key, entry.stat().st_size)
 
 
-def _write(fd: int, buffers: Iterable[memoryview]) -> None:
+def _write(fd: int, buffers: Iterable[memoryview], path: str) -> None:
     for buffer in buffers:
         rest = buffer
         while rest:
-            rest = rest[os.write(fd, rest) :]
+            try:
+                rest = rest[os.write(fd, rest) :]
+            except OSError as error:
+                error.filename = path  # a file without a name cannot say which disk is full
+                raise
 
 
 def _link(source: str, path: str, directory: int | None = None) -> bool:
