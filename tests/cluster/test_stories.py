@@ -197,6 +197,23 @@ def test_the_executor_for_clusters(here: Installed) -> None:
             executor.cancel(handle)
 
 
+def test_pods_that_kubernetes_refuses_are_explained(here: Installed) -> None:
+    quota = ("--namespace", here.namespace, "resourcequota", "tight")
+    with here.client() as client:
+        kubectl("create", "quota", "tight", "--namespace", here.namespace, "--hard=pods=2")  # rendezvous, and a rank
+        run = client.deploy_distributed("tight", command=STAY, world_size=WorldSize(1, 3, 3), wait=False, **SMALL)
+        until(lambda: "exceeded quota: tight" in run.why(), "it says what Kubernetes has against its pods")
+        kubectl("delete", *quota)
+        assert run.wait_until_target_world(timeout=240).ready == 3
+        run.delete()
+    # Users' namespaces are held to the restricted standard, which pods of executors do not promise to meet.
+    executor = EKSExecutor(here.image, namespace=here.namespace, cpu_request="100m", memory_request="128Mi")
+    handles = executor.launch_replicas(2, "platform:node", {}, timeout=20)
+    results = executor.collect(handles)
+    assert all("violates PodSecurity" in (result["error"] or "") for result in results), results
+    executor.cancel(handles[0])
+
+
 def test_a_network_probe_runs_beside_the_ranks(here: Installed) -> None:
     with here.client() as client:
         run = client.deploy_distributed("bench", command=STAY, world_size=WorldSize(2, 2, 2), bench=True, **SMALL)

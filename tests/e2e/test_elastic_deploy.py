@@ -1,10 +1,11 @@
 """A deployed function under torchrun: from `scale()` to the workers of the new world, and the exception of one."""
 
+import inspect
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,26 @@ def test_a_function_trains_on_while_its_world_is_scaled(client: basilica.Basilic
         assert [step for step in steps.steps() if step.sum != step.world * (step.world + 1) / 2] == []
 
 
-def test_training_outlives_its_rendezvous(client: basilica.BasilicaClient, tmp_path: Path) -> None:
-    """It is killed and started anew under the agents, which would not stand that by themselves."""
+OWN_TORCHRUN = [
+    *("torchrun", "--nnodes=$BASILICA_WORLD_MIN:$BASILICA_WORLD_MAX", "--nproc-per-node=1", "--max-restarts=10"),
+    *("--rdzv-backend=etcd", "--rdzv-endpoint=$BASILICA_RDZV_ENDPOINT", "--rdzv-id=$BASILICA_RDZV_ID"),
+]
+
+
+def deploy_own(
+    client: basilica.BasilicaClient, steps: Ledger, world: basilica.WorldSize
+) -> basilica.DistributedTraining:
+    """The same by a command line of the user's own, in which nothing is ours."""
+    script = steps.folder / "train.py"
+    script.write_text(f"{inspect.getsource(train)}\n\ntrain({str(steps.folder)!r})\n")
+    return client.deploy_distributed(None, command=[*OWN_TORCHRUN, str(script)], world_size=world, **OPTIONS)
+
+
+@pytest.mark.parametrize("deploy", [deploy, deploy_own])
+def test_training_outlives_its_rendezvous(
+    client: basilica.BasilicaClient, tmp_path: Path, deploy: Callable[..., basilica.DistributedTraining]
+) -> None:
+    """It is killed under the agents, which would not stand a refusal; who asks meanwhile waits instead."""
     steps = Ledger(tmp_path / "run")
     with deploy(client, steps, basilica.WorldSize(2, 2, 3)) as training:
         steps.first_step(2, 0)

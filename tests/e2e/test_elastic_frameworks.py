@@ -1,4 +1,4 @@
-"""Scripts of other frameworks grow with the world as plain torchrun does: their workers are torchrun's.
+"""Scripts of other frameworks grow and shrink with the world as plain torchrun does: their workers are torchrun's.
 
 What they need is installed by `make setup`; without it there is nothing to try.
 """
@@ -26,7 +26,7 @@ def endpoint(tmp_path: Path) -> Iterator[str]:
 
 
 LIGHTNING = """
-import os, sys, time
+import os, signal, sys, time
 import lightning, torch, torch.distributed as dist
 
 folder = sys.argv[1]
@@ -49,21 +49,27 @@ class Model(lightning.LightningModule):
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
+class EndWhenAsked(lightning.Callback):
+    def on_train_start(self, trainer, module):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
 quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
-nodes = int(os.environ["GROUP_WORLD_SIZE"])
-trainer = lightning.Trainer(accelerator="cpu", devices=1, num_nodes=nodes, strategy="ddp", max_epochs=1, **quiet)
+size = dict(devices=1, num_nodes=int(os.environ["GROUP_WORLD_SIZE"]))
+trainer = lightning.Trainer(
+    accelerator="cpu", strategy="ddp", max_epochs=1, callbacks=[EndWhenAsked()], **size, **quiet
+)
 trainer.fit(Model(), torch.utils.data.DataLoader(torch.zeros(100_000, 1)))
 """
 
 
 @pytest.mark.skipif(find_spec("lightning") is None, reason="lightning is not installed")
-def test_a_lightning_script_goes_on_with_a_larger_world(endpoint: str, tmp_path: Path) -> None:
+def test_a_lightning_script_goes_on_with_a_larger_and_a_smaller_world(endpoint: str, tmp_path: Path) -> None:
     options = [f"--rdzv-conf={CONF}"]
     with (
         Fleet(endpoint, "light", tmp_path / "run", nodes=(1, 2), options=options, script=LIGHTNING) as run,
         driven(endpoint, "light"),
     ):
-        _grow(run, workers=1)
+        _grow_and_shrink(run, workers=1)
 
 
 ACCELERATE = """
@@ -85,7 +91,7 @@ it.end_training()
 
 
 @pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed")
-def test_accelerate_launch_goes_on_with_a_larger_world(endpoint: str, tmp_path: Path) -> None:
+def test_accelerate_launch_goes_on_with_a_larger_and_a_smaller_world(endpoint: str, tmp_path: Path) -> None:
     """It knows no range of machines; torchrun, which it calls, takes that from its own variables."""
     launcher = ["accelerate.commands.launch", "--multi_gpu", "--num_machines=1", "--num_processes=2"]
     launcher += ["--main_process_port=0", "--rdzv_backend=etcd", f"--rdzv_conf={CONF}", "--max_restarts=10"]
@@ -102,10 +108,10 @@ def test_accelerate_launch_goes_on_with_a_larger_world(endpoint: str, tmp_path: 
         ) as run,
         driven(endpoint, "accelerated"),
     ):
-        _grow(run, workers=2)
+        _grow_and_shrink(run, workers=2)
 
 
-def _grow(run: Fleet, *, workers: int) -> None:
+def _grow_and_shrink(run: Fleet, *, workers: int) -> None:
     run.want(1)
     began = time.time()
     agents = run.start()
@@ -114,5 +120,10 @@ def _grow(run: Fleet, *, workers: int) -> None:
     began = time.time()
     agents += run.start()
     run.first_step(2 * workers, began)
-    assert run.finish(agents) == [0, 0]
+    run.want(1)
+    began = time.time()
+    agents.pop().terminate()
+    run.first_step(workers, began)
+    assert run.finish(agents) == [0]
+    assert "forcefully" not in agents[0].said()  # its workers ended when they were asked to
     assert [step for step in run.steps() if step.sum != step.world * (step.world + 1) / 2] == []

@@ -140,6 +140,35 @@ def test_an_agent_that_gave_up_shuts_out_neither_its_successor_nor_a_late_joiner
         assert_sums_are_right(run)
 
 
+@pytest.mark.parametrize("seat", [0, 1])
+def test_an_agent_that_dies_before_it_said_who_it_is_takes_no_other_with_it(seat: int, tmp_path: Path) -> None:
+    died = tmp_path / "died"
+    with (
+        rendezvous("ours", tmp_path) as endpoint,
+        Fleet(
+            endpoint,
+            "died",
+            tmp_path / "run",
+            nodes=(2, 4),
+            options=NEVER,
+            env={"DIES": str(seat), "DIED": str(died)},
+            torchrun="tests.support.dying_agent",
+        ) as run,
+        driven(endpoint, "died"),
+    ):
+        run.want(2)
+        agents = run.start(2)
+        run.until(lambda: any(agent.process.poll() is not None for agent in agents), "death")
+        assert died.exists(), run.said()
+        (left,) = (agent for agent in agents if agent.process.poll() is None)
+        began = time.time()
+        (successor,) = run.start()
+        run.first_step(2, began)
+        assert restarts(run, began) == {0}
+        assert run.finish([left, successor]) == [0, 0]
+        assert_sums_are_right(run)
+
+
 def test_without_a_driver_the_plain_way_still_works(tmp_path: Path) -> None:
     with rendezvous("ours", tmp_path) as endpoint:
         options = ["--rdzv-conf=timeout=60,last_call_timeout=2"]

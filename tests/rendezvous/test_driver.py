@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,10 +16,12 @@ from typing import Any
 import pytest
 
 from basilica.rendezvous import driver as driver_module
+from basilica.rendezvous import elastic
 from basilica.rendezvous.client import KeysClient
 from basilica.rendezvous.driver import Driver
 from basilica.rendezvous.elastic import parse_round
 from basilica.rendezvous.http import Call, LongReply, Reply
+from basilica.rendezvous.introductions import introduced
 from basilica.rendezvous.names import WORLD
 from tests.rendezvous.harness import OurServer, free_port, service_process
 from tests.rendezvous.test_elastic import CLOSED, FINAL, FROZEN, JOINABLE, SETUP, final
@@ -40,6 +43,12 @@ def own(tmp_path: Path) -> Iterator[OurServer]:
     server.fresh(3)
     yield server
     server.stop()
+
+
+@pytest.fixture(autouse=True)
+def ample_time_to_confirm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a busy machine does not take a frozen round from under a test."""
+    monkeypatch.setattr(elastic, "CONFIRM_S", 60.0)
 
 
 class Keyspace:
@@ -116,6 +125,78 @@ def test_every_decision_is_carried_out(endpoint: str) -> None:
             await keys.until(status="final", version="1")
             await keys.state('{"status": "closed"}')
             await keys.until(status="joinable", version="2")
+
+    asyncio.run(story())
+
+
+def test_a_round_that_nobody_confirms_gives_way_to_the_next(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elastic, "CONFIRM_S", 0.2)
+
+    async def story() -> None:
+        async with a_run(endpoint) as keys:
+            await keys.want(2)
+            await keys.state(FROZEN)
+            await keys.until(status="joinable", version="2")
+
+    asyncio.run(story())
+
+
+def test_a_member_that_is_gone_is_taken_out_of_its_round(endpoint: str) -> None:
+    async def story() -> None:
+        async with a_run(endpoint) as keys:
+            here, gone = (keys.active.replace("active_version", f"v_1/rank_{n}") for n in range(2))
+            await keys.client.put(here, "", ttl=60)
+            await keys.client.put(gone, "", ttl=60)
+            await keys.want(2)
+            await keys.state(json.dumps(json.loads(FINAL) | {"keep_alives": [here, gone]}))
+            await keys.client.delete(gone)
+            await keys.until(status="final", keep_alives=[here], participants=[0, 1])
+            await keys.client.delete(here)  # nobody is left: agents destroy such a round at once
+            await keys.want(3)
+            await keys.state(final(3, waiting=3))
+            await keys.until(status="joinable")
+
+    asyncio.run(story())
+
+
+def test_what_lost_members_did_not_say_is_said_once_somebody_waits(endpoint: str) -> None:
+    async def story() -> None:
+        async with a_run(endpoint) as keys:
+            store = keys.active.replace("active_version", "v_1/kv")
+            role = b64encode(b"torchelastic/role_info/0").decode()
+            await keys.want(2)
+            await keys.state(final(2))
+            said = b64encode(b'{"role": "default", "rank": 0, "local_world_size": 3}').decode()
+            assert (await keys.client.put(f"{store}/{role}", said)).ok
+            await keys.want(3)  # a driver that spoke too early would have done so by the time that it sees this
+            await keys.state(final(2, waiting=1))
+
+            async def words() -> dict[str, str]:
+                return (await keys.client.get(store)).leaves()
+
+            told = await until(words, lambda told: introduced(store, told, 2))
+            assert told[f"{store}/{role}"] == said
+            second = b64decode(told[f"{store}/{b64encode(b'torchelastic/assigned_ranks/1').decode()}"])
+            assert json.loads(second) == [3, 6, 3, 6]
+            await keys.state(final(2, waiting=3))
+            await keys.until(status="joinable", version="2")  # and the rest goes on
+
+    asyncio.run(story())
+
+
+def test_nothing_is_said_for_the_members_of_a_round_that_trains(endpoint: str) -> None:
+    async def story() -> None:
+        async with a_run(endpoint) as keys:
+            store = keys.active.replace("active_version", "v_1/kv")
+            await keys.want(2)
+            await keys.state(FINAL)
+            await keys.state(final(3))
+            await keys.until(num_workers_waiting=1)  # so all before was seen
+            await keys.client.delete(store, recursive=True)
+            await keys.state(FINAL)
+            await keys.state(JOINABLE)
+            await keys.until(status="frozen")
+            assert (await keys.client.get(store)).status == 404
 
     asyncio.run(story())
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from basilica.rendezvous.elastic import (
+    CONFIRM_S,
     FROZEN_TTL_S,
     NOTICE_S,
     LookAgain,
@@ -20,6 +21,7 @@ from basilica.rendezvous.elastic import (
     first_value,
     parse_round,
     parse_target,
+    without_the_gone,
 )
 from tests.support.exploring import examples
 
@@ -42,8 +44,8 @@ def final(participants: int, waiting: int = 0, basilica: dict[str, int] | None =
     return json.dumps(fields if basilica is None else fields | {"basilica": basilica})
 
 
-def step(text: str, target: int, waiting_since: float = 60.0) -> Any:
-    return decide(parse_round(text), target, waiting_since)
+def step(text: str, target: int, pending_for: float = 60.0) -> Any:
+    return decide(parse_round(text), target, pending_for)
 
 
 def written(text: str, target: int) -> dict[str, Any]:
@@ -61,9 +63,16 @@ def test_a_round_is_frozen_as_soon_as_all_that_are_wanted_have_joined() -> None:
     assert written(JOINABLE, 1)["status"] == "frozen"  # one too many is in: it is not waited for others
 
 
-@pytest.mark.parametrize("text", [SETUP, FROZEN, FINAL])
+@pytest.mark.parametrize("text", [SETUP, FINAL])
 def test_what_goes_its_way_is_left_alone(text: str) -> None:
     assert step(text, 2) is None
+
+
+def test_a_round_that_a_member_does_not_confirm_gives_way_to_the_next() -> None:
+    assert step(FROZEN, 2, pending_for=1.0) == LookAgain(CONFIRM_S - 1.0)
+    assert step(FROZEN, 2, pending_for=CONFIRM_S) == Open()
+    one = FROZEN.replace('"keep_alives": []', f'"keep_alives": ["{LEASES[1]}"]')
+    assert parse_round(one).pending != parse_round(FROZEN).pending  # time begins anew with every one who confirms
 
 
 def test_newcomers_are_waited_for_while_the_others_train() -> None:
@@ -75,7 +84,7 @@ def test_newcomers_are_waited_for_while_the_others_train() -> None:
 def test_the_next_round_opens_once_all_that_are_wanted_wait() -> None:
     assert step(final(2, waiting=4), 4) == Open()
     assert step(final(2, waiting=2), 2) == Open()  # one was killed and came back
-    assert step(final(2, waiting=4), 4, waiting_since=0) == Open()  # nobody is left who could have missed it
+    assert step(final(2, waiting=4), 4, pending_for=0) == Open()  # nobody is left who could have missed it
 
 
 def test_a_round_that_is_too_large_is_told_to_meet_again_once() -> None:
@@ -92,8 +101,8 @@ def test_our_own_nudge_is_not_counted_as_an_agent() -> None:
 
 
 def test_a_smaller_round_opens_only_when_the_slowest_has_had_time_to_notice() -> None:
-    assert step(final(3, waiting=2), 2, waiting_since=0.1) == LookAgain(NOTICE_S - 0.1)
-    assert step(final(3, waiting=2), 2, waiting_since=NOTICE_S) == Open()
+    assert step(final(3, waiting=2), 2, pending_for=0.1) == LookAgain(NOTICE_S - 0.1)
+    assert step(final(3, waiting=2), 2, pending_for=NOTICE_S) == Open()
 
 
 def test_surplus_agents_that_are_not_stopped_do_not_make_the_others_meet_for_ever() -> None:
@@ -107,6 +116,27 @@ def test_what_was_shut_while_the_run_goes_on_is_opened_again() -> None:
         shut = json.dumps(json.loads(text) | {"status": "closed"})
         assert step(shut, 2) == Open()
         assert step(shut, 0) is None  # the run does not go on
+
+
+def test_those_who_are_gone_are_taken_out_of_a_round_that_has_members_left() -> None:
+    found = parse_round(final(3, waiting=1))
+    swap = without_the_gone(found, [LEASES[0], LEASES[2], "/torchelastic/p2p/run_r/rdzv/v_1/kv"])
+    assert swap is not None
+    assert json.loads(swap.value) == json.loads(final(3, waiting=1)) | {"keep_alives": [LEASES[0], LEASES[2]]}
+    assert swap.ttl is None
+    assert without_the_gone(parse_round(swap.value), [LEASES[0], LEASES[2]]) is None
+
+
+@pytest.mark.parametrize("text", [SETUP, JOINABLE, FROZEN, FINAL, CLOSED])
+def test_a_round_whose_members_are_all_there_or_all_gone_is_left_to_the_agents(text: str) -> None:
+    assert without_the_gone(parse_round(text), []) is None
+    assert without_the_gone(parse_round(text), LEASES) is None
+
+
+def test_a_round_ends_when_somebody_waits_or_was_made_to_seem_to() -> None:
+    assert [parse_round(text).ends for text in (SETUP, JOINABLE, FROZEN, FINAL, CLOSED)] == [False] * 5
+    assert parse_round(final(2, waiting=1)).ends
+    assert parse_round(final(2, 1, {"nudged": 1})).ends
 
 
 def test_a_fresh_round_is_what_torch_makes_and_says_for_whom() -> None:
@@ -139,6 +169,7 @@ def test_a_fresh_round_is_what_torch_makes_and_says_for_whom() -> None:
         JOINABLE.replace("[0, 1]", '["a", "b"]'),
         JOINABLE.replace("}", ', "redundancy": []}'),
         FROZEN.replace('"keep_alives": []', '"keep_alives": null'),
+        FROZEN.replace('"keep_alives": []', '"keep_alives": [[]]'),
         FINAL.replace(": 0}", ": -1}"),
         FINAL.replace(": 0}", ": true}"),
         FINAL.replace(": 0}", ": 0.5}"),
@@ -203,10 +234,13 @@ class Model:
     agents: list[ModelAgent] = field(default_factory=list)
     leases: set[tuple[str, int]] = field(default_factory=set)
 
-    def drive(self) -> None:
-        """At once, after every change: that is what it is for."""
+    def drive(self, *, later: bool = False) -> None:
+        """At once, after every change: that is what it is for. `later`: and when nobody confirmed for long."""
         while self.value is not None:
-            match decide(parse_round(self.value), self.target, 60.0):
+            found = parse_round(self.value)
+            alive = [str(seat) for version, seat in self.leases if version == found.fields.get("version")]
+            pending_for = 60.0 if later or found.status == "final" else 0.0
+            match decide(found, self.target, pending_for) or without_the_gone(found, alive):
                 case Swap(value, _):
                     assert value != self.value
                     self.value = value
@@ -290,7 +324,7 @@ class Model:
         state = json.loads(self.value or "{}")
         members = sum(a.version == state.get("version") and a.place in ("joined", "confirmed") for a in self.agents)
         if state.get("status") == "frozen" and members < len(state["participants"]):
-            self.value = None
+            self.drive(later=True)
         elif state.get("status") == "joinable" and len(state["participants"]) >= self.smallest:
             self.put(state | {"status": "frozen", "keep_alives": []})
 

@@ -166,10 +166,20 @@ class Machine:
     def rendezvous_pid(self) -> int:
         return int((self.layout.rendezvous / "lock").read_text())
 
+    def rendezvous_pids(self) -> list[int]:
+        """The rendezvous, and before it the parent that would start it again; those that are there."""
+        try:
+            service = self.rendezvous_pid()
+            parent = int(Path(f"/proc/{service}/stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError):
+            return []
+        return [parent, service] if parent in self.supervisors() else [service]
+
     def nothing_left(self) -> bool:
         """True once no process of ours is there any more; what is left after a while is killed."""
-        with suppress(FileNotFoundError, NotADirectoryError, ProcessLookupError):
-            os.kill(self.rendezvous_pid(), signal.SIGKILL)
+        for pid in self.rendezvous_pids():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         deadline = time.monotonic() + 5
         while left := {*self.ranks(), *self.supervisors()}:
             if time.monotonic() > deadline:

@@ -131,7 +131,9 @@ async def test_it_steps_back_behind_the_ranks_and_takes_no_gpu(machine: Machine)
         await begin(machine, run)
         for pid in processes(machine, run):
             assert os.getpriority(os.PRIO_PROCESS, pid) >= 10
-        ends = [pid for pid in processes(machine, run) if b"--rank" in told(pid, "cmdline")]
+        async with asyncio.timeout(PATIENCE_S):  # one in the middle of its exec is not there yet
+            while len(ends := [pid for pid in processes(machine, run) if b"--rank" in told(pid, "cmdline")]) != 2:
+                await asyncio.sleep(0.01)
         assert [b"CUDA_VISIBLE_DEVICES=" in told(pid, "environ") for pid in ends] == [True, True]
         await machine.runtime.end_probe(run)
         await until(machine, run, BenchPhase.SKIPPED)

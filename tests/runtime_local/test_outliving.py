@@ -133,15 +133,17 @@ async def test_the_fork_server_goes_with_the_control_plane_and_the_rendezvous_wi
     with killed_control_plane(machine, "gated", GATED, 1):
         pass
     supervisor = machine.record(run).claim.pid
-    rendezvous = machine.rendezvous_pid()
-    others = [pid for pid in machine.supervisors() if pid not in (supervisor, rendezvous, *machine.ranks())]
+    rendezvous = machine.rendezvous_pids()
+    assert len(rendezvous) == 2
+    others = [pid for pid in machine.supervisors() if pid not in (supervisor, *rendezvous, *machine.ranks())]
     for pid in others:
         await until_gone(pid)
     await asyncio.sleep(1.5 * LINGER_S)  # a rank is left: it must not leave
-    os.kill(rendezvous, 0)
+    assert machine.rendezvous_pids() == rendezvous
     open_gate(machine, run.instance, 0, 0)
     await until_gone(supervisor)
-    await until_gone(rendezvous)
+    for pid in rendezvous:
+        await until_gone(pid)
 
 
 async def test_a_rank_whose_supervisor_is_killed_goes_on_and_its_end_is_noticed(machine: Machine) -> None:

@@ -128,7 +128,8 @@ class Fleet(Ledger):
     """The agents of the run `run_id`, which meet at `endpoint`.
 
     `linger`: how long a worker takes to fall over when it has lost a peer. An agent that is told in time to meet again
-    does not count that as a failure. `launcher` is a module with its options that is used in place of torchrun.
+    does not count that as a failure. `launcher` is a module with its options that is used in place of torchrun, and
+    `torchrun` a module that takes torchrun's options.
     """
 
     def __init__(
@@ -143,14 +144,15 @@ class Fleet(Ledger):
         linger: float = 0.0,
         env: Mapping[str, str] | None = None,
         launcher: Sequence[str] | None = None,
+        torchrun: str = "torch.distributed.run",
     ) -> None:
         self._env = {"LINGER": str(linger), **(env or {})}
         super().__init__(folder)
         self.endpoint, self.run_id = endpoint, run_id
         (folder / "train.py").write_text(script)
-        torchrun = ["torch.distributed.run", f"--nnodes={nodes[0]}:{nodes[1]}", "--nproc-per-node=1"]
-        torchrun += ["--rdzv-backend=etcd", f"--rdzv-endpoint={endpoint}", f"--rdzv-id={run_id}", "--max-restarts=10"]
-        launched = [*(launcher or torchrun), *options, str(folder / "train.py"), str(folder)]
+        plain = [torchrun, f"--nnodes={nodes[0]}:{nodes[1]}", "--nproc-per-node=1"]
+        plain += ["--rdzv-backend=etcd", f"--rdzv-endpoint={endpoint}", f"--rdzv-id={run_id}", "--max-restarts=10"]
+        launched = [*(launcher or plain), *options, str(folder / "train.py"), str(folder)]
         self._command = [sys.executable, "-u", "-m", *launched]
         self.agents: list[Agent] = []
 

@@ -12,16 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from basilica.rendezvous.service import RendezvousError, Service
+from basilica.rendezvous.standby import Standby, served
 
 BY_HAND = "default"
 
 
-async def serve(data_dir: Path, host: str, port: int | None = None, **leaving: Any) -> None:
+async def serve(data_dir: Path, host: str, port: int | None = None, **options: Any) -> None:
     """Serve until SIGTERM or SIGINT, or until it is unused. One line on stdout says that it is up."""
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    service = Service(data_dir, host, **leaving)
+    service = Service(data_dir, host, **options)
     await service.start()
     try:
         if port is not None:
@@ -55,21 +56,30 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--runs", type=Path, help="with --linger: a keyspace is needed while RUNS/NAME/rank-* is locked"
     )
-    parser.add_argument("--detach", action="store_true", help="run in the background, in a session of its own")
+    parser.add_argument(
+        "--detach", action="store_true", help="run in the background, and keep ports open when the service is killed"
+    )
     args = parser.parse_args(argv)
-    if args.detach:
-        if os.fork():
-            os._exit(0)
-        os.setsid()
     logging.basicConfig(level=logging.WARNING, format="rendezvous: %(message)s")
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a socket for each wait, a port and a file for each run
+    if not args.detach:
+        return _serve(args, None)
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    return served(functools.partial(_serve, args))
+
+
+def _serve(args: argparse.Namespace, standby: Standby | None) -> int:
+    is_used = functools.partial(has_ranks, args.runs)
     try:
-        is_used = functools.partial(has_ranks, args.runs)
-        asyncio.run(serve(args.data_dir, args.host, args.port, linger=args.linger, is_used=is_used))
+        asyncio.run(serve(args.data_dir, args.host, args.port, linger=args.linger, is_used=is_used, standby=standby))
     except RendezvousError as error:
         print(f"rendezvous: {error}", file=sys.stderr)
         return 1
+    if standby is not None:
+        standby.done()
     return 0
 
 

@@ -33,6 +33,10 @@ class Answer:
         found = self.body.get("node")
         return found if isinstance(found, Mapping) else {}
 
+    def children(self) -> list[str]:
+        """The keys directly below the node."""
+        return [child["key"] for child in self.node.get("nodes") or () if isinstance(child, Mapping) and "key" in child]
+
     def leaves(self) -> dict[str, str]:
         """All values at and below the node, by key."""
         found: dict[str, str] = {}

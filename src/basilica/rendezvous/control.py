@@ -51,7 +51,7 @@ class RendezvousControl:
 
     async def hold(self) -> None:
         """Have the service stay while this runs. Ends, with `NoAnswer`, when the service does."""
-        await self._exchange.ask("GET", "/hold", within=None)
+        await self._exchange.ask("GET", "/hold", within=None, repeatable=False)  # another service is another to hold
         raise NoAnswer("the service let go")
 
     async def leave(self) -> bool:

@@ -6,6 +6,7 @@ since every write is a compare-and-swap.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +16,7 @@ from basilica.rendezvous.elastic import (
     LookAgain,
     Open,
     Round,
+    Status,
     Step,
     Swap,
     UnknownShape,
@@ -22,14 +24,17 @@ from basilica.rendezvous.elastic import (
     first_value,
     parse_round,
     parse_target,
+    without_the_gone,
 )
 from basilica.rendezvous.exchange import NoAnswer
+from basilica.rendezvous.introductions import introduced, missing_words
 from basilica.rendezvous.names import WORLD
 
 log = logging.getLogger(__name__)
 
 AGAIN_FIRST_S, AGAIN_MAX_S = 0.05, 2.0
-KEY_NOT_FOUND, COMPARE_FAILED, WATCHER_CLEARED, EVENT_INDEX_CLEARED = 100, 101, 400, 401
+SPEAK_AGAIN_S = 0.2  # agents answer within milliseconds
+KEY_NOT_FOUND, COMPARE_FAILED, KEY_EXISTS, WATCHER_CLEARED, EVENT_INDEX_CLEARED = 100, 101, 105, 400, 401
 
 
 class Driver:
@@ -43,7 +48,9 @@ class Driver:
         self._rounds = f"/torchelastic/p2p/run_{run_id}/rdzv"
         self._active = f"{self._rounds}/active_version"
         self._client = KeysClient(endpoint)
-        self._waiting: tuple[str, float] = ("", 0.0)  # a version that somebody waits for the end of, and since when
+        self._keep_alives: str | None = None  # those of the round that trains, if one does
+        self._pending: tuple[str, int] | None = None  # what was pending when we last looked, and since when
+        self._pending_since = 0.0
         self._complained = False
 
     async def run(self) -> None:
@@ -75,11 +82,14 @@ class Driver:
             except UnknownShape as problem:
                 self._complain(problem)
                 return world.index
-            match self._step(found, target):
+            tended = await self._tend(found)
+            match self._step(found, target) or tended:
                 case None:
                     return world.index
                 case LookAgain(seconds):
-                    await asyncio.sleep(seconds)
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(seconds):
+                            await self._change_after(world.index)
                 case Swap(value, ttl):
                     await self._swap(self._active, active, value, ttl)
                 case Open():
@@ -89,11 +99,35 @@ class Driver:
         if found is None:
             return None
         now = asyncio.get_running_loop().time()
-        if found.waiting == 0 and not found.nudged:
-            self._waiting = ("", 0.0)
-        elif self._waiting[0] != found.fields["version"]:
-            self._waiting = (found.fields["version"], now)
-        return decide(found, target, now - self._waiting[1])
+        if self._pending != found.pending:
+            self._pending, self._pending_since = found.pending, now
+        return decide(found, target, now - self._pending_since)
+
+    async def _tend(self, found: Round | None) -> Step:
+        """What members that are gone have left undone in a round that is final, for those who are left."""
+        self._keep_alives = None
+        if found is None or found.status is not Status.FINAL:
+            return None
+        version = f"{self._rounds}/v_{found.fields['version']}"
+        self._keep_alives = f"{version}/rank_"
+        alive = _checked(await self._client.get(version), KEY_NOT_FOUND).children()
+        if found.ends and not await self._introduce(f"{version}/kv", found.participants):
+            return LookAgain(SPEAK_AGAIN_S)
+        return without_the_gone(found, alive)
+
+    async def _introduce(self, store: str, members: int) -> bool:
+        """Say what the agents of a round wait to hear from each other; whether there is nothing left to say."""
+        told = _checked(await self._client.get(store), KEY_NOT_FOUND).leaves()
+        if introduced(store, told, members):
+            return True
+        try:
+            words = missing_words(store, told, members)
+        except UnknownShape as problem:
+            self._complain(problem)
+            return True
+        for key, word in words.items():
+            _checked(await self._client.put(key, word, prev_exist=False), KEY_EXISTS)
+        return False
 
     async def _open(self, active: Answer, target: int) -> None:
         """A version that is taken and then not used is a gap in the numbers, which torch does not mind."""
@@ -120,9 +154,14 @@ class Driver:
             if _index(event.node) <= index:
                 raise NoAnswer("a change from before the one that was asked for")
             key, index = event.node.get("key"), _index(event.node)
-            # The removal of a directory is told by its own name.
-            if isinstance(key, str) and any(f"{ours}/".startswith(f"{key}/") for ours in (WORLD, self._active)):
+            if isinstance(key, str) and self._counts(key):
                 return
+
+    def _counts(self, key: str) -> bool:
+        if self._keep_alives is not None and key.startswith(self._keep_alives):
+            return True
+        # The removal of a directory is told by its own name.
+        return any(f"{ours}/".startswith(f"{key}/") for ours in (WORLD, self._active))
 
     def _complain(self, problem: UnknownShape) -> None:
         if not self._complained:

@@ -8,21 +8,23 @@ compare-and-swap:
 
 They wait out a last call in `joinable` and keep-alives in `final`, because they do not know how many of them will come.
 We do. So we freeze a round once all have joined, tell agents of a round that is too large to meet again, open the next
-round once all wait for it, and open again what was shut while the run goes on. What agents do at once by
-themselves stays with them: they make the first round, fill the last seat of a full one, and destroy a round
-whose members are gone.
+round once all wait for it or when a member does not confirm, and open again what was shut while the run goes on. What
+agents do at once by themselves stays with them: they make the first round, fill the last seat of a full one, and
+destroy a round whose members are gone. One of which a member is left they would destroy as well, and the member, which
+looks only for somebody who waits, would never learn of it: so those who are gone are taken out of such a round.
 
 The shape of the JSON is torch's private matter. Whatever does not look exactly as expected is left alone, and agents go
 on as they would without us.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-FROZEN_TTL_S = 10  # as torch does: a round that nobody confirms dissolves
+FROZEN_TTL_S = 10  # as torch does: a round that nobody confirms dissolves, even without us
+CONFIRM_S = 3.0  # agents confirm one after the other, each within some 0.1 s; one that did not is gone
 NOTICE_S = 0.5  # agents look every monitor interval, 0.1 s by default; this is ample for the last of them
 
 # Agents rewrite the whole object and keep what they do not know, so what is ours lives in it and outlives us.
@@ -75,6 +77,18 @@ class Round:
     def was_final(self) -> bool:
         return "num_workers_waiting" in self.fields
 
+    @property
+    def pending(self) -> tuple[str, int] | None:
+        """What the round waits for, as a value that changes whenever it gets on; None if it waits for nothing."""
+        if self.status is Status.FROZEN:
+            return self.fields["version"], len(self.fields["keep_alives"])
+        return (self.fields["version"], -1) if self.ends else None
+
+    @property
+    def ends(self) -> bool:
+        """Whether its members will meet again as soon as they look."""
+        return self.status is Status.FINAL and (self.waiting > 0 or self.nudged)
+
 
 @dataclass(frozen=True, slots=True)
 class Swap:
@@ -91,7 +105,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class LookAgain:
-    """Nothing to write before `seconds` have passed, whether or not something happens."""
+    """Nothing to write before something happens, or `seconds` have passed."""
 
     seconds: float
 
@@ -120,45 +134,60 @@ def parse_round(text: str) -> Round:
     if seats != list(range(len(seats) if isinstance(seats, list) else 0)):
         raise UnknownShape("has participants that are not numbered in the order of their coming")
     keep_alives, waiting = fields.get("keep_alives", []), fields.get("num_workers_waiting", 0)
-    if not isinstance(keep_alives, list) or len(keep_alives) > len(seats):
+    if not isinstance(keep_alives, list) or not all(isinstance(key, str) for key in keep_alives):
+        raise UnknownShape(f"has the keep-alives {keep_alives!r}")
+    if len(keep_alives) > len(seats):
         raise UnknownShape("has more keep-alives than participants")
     nudged = ours.get("nudged", 0)
-    if not _is_count(waiting) or waiting < nudged:
+    if not is_count(waiting) or waiting < nudged:
         raise UnknownShape(f"has {waiting!r} workers waiting")
     return Round(fields, status, len(seats), waiting - nudged, bool(nudged), ours.get("target"))
 
 
-def decide(found: Round, target: int, waiting_since: float) -> Step:
+def decide(found: Round, target: int, pending_for: float) -> Step:
     """The next step towards a round of `target` agents.
 
-    `waiting_since`: for how many seconds, as far as we know, agents have been able to see that somebody waits.
+    `pending_for`: for how many seconds, as far as we know, what is pending has been so: agents could see that somebody
+    waits, or nobody confirmed.
     """
     if target < 1:
         return None
     match found.status:
         case Status.JOINABLE if found.participants >= target:
             return Swap(_changed(found, status=Status.FROZEN, keep_alives=[]), FROZEN_TTL_S)
+        case Status.FROZEN:
+            return Open() if pending_for >= CONFIRM_S else LookAgain(CONFIRM_S - pending_for)
         case Status.CLOSED:
             # A round that trained may be training still: its members must be able to see who waits.
             return Swap(_changed(found, status=Status.FINAL)) if found.was_final else Open()
         case Status.FINAL:
-            return _decide_final(found, target, waiting_since)
+            return _decide_final(found, target, pending_for)
         case _:
             return None
 
 
-def _decide_final(found: Round, target: int, waiting_since: float) -> Step:
+def _decide_final(found: Round, target: int, pending_for: float) -> Step:
     if found.waiting >= max(target, found.participants):
         return Open()
     if found.waiting >= target:
         # Fewer than there were. An agent that has not looked yet would never learn of a next round once this one is
         # gone, and surplus agents may have been quicker than it.
-        return Open() if waiting_since >= NOTICE_S else LookAgain(NOTICE_S - waiting_since)
+        return Open() if pending_for >= NOTICE_S else LookAgain(NOTICE_S - pending_for)
     too_large = found.participants > target and found.formed_for != target  # else surplus agents came back: no use
     if too_large and not found.nudged and found.waiting == 0:
         torchs_count = found.fields["num_workers_waiting"] + 1
         return Swap(_changed(found, num_workers_waiting=torchs_count, ours={"nudged": 1}))
     return None
+
+
+def without_the_gone(found: Round, alive: Collection[str]) -> Swap | None:
+    """A round that trains, without the keep-alives that are not among those `alive`; None if all are, or none is."""
+    if found.status is not Status.FINAL:
+        return None
+    kept = [key for key in found.fields["keep_alives"] if key in alive]
+    if not kept or kept == found.fields["keep_alives"]:
+        return None
+    return Swap(_changed(found, keep_alives=kept))
 
 
 def first_value(version: int, target: int) -> str:
@@ -177,12 +206,12 @@ def _changed(found: Round, ours: Mapping[str, int] | None = None, **changes: obj
 def _ours(value: object) -> dict[str, int]:
     if not isinstance(value, dict) or not value.keys() <= {"nudged", "target"}:
         raise UnknownShape(f"has {value!r} as {OURS!r}")
-    if not all(_is_count(number) for number in value.values()) or value.get("nudged", 0) > 1:
+    if not all(is_count(number) for number in value.values()) or value.get("nudged", 0) > 1:
         raise UnknownShape(f"has {value!r} as {OURS!r}")
     return value
 
 
-def _is_count(value: object) -> bool:
+def is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
@@ -192,6 +221,6 @@ def parse_target(text: str) -> int:
         target = json.loads(text)["target"]
     except (ValueError, RecursionError, KeyError, TypeError, IndexError):
         raise UnknownShape(f"says no target: {text[:200]!r}") from None
-    if not _is_count(target):
+    if not is_count(target):
         raise UnknownShape(f"says the target {target!r}")
     return int(target)

@@ -31,6 +31,7 @@ from basilica.rendezvous.http import Call, Connection, LongReply, Reply, text_er
 from basilica.rendezvous.journal import FSYNC_EVERY_S, Journal, JournalDamaged, replace_file, sync_folder
 from basilica.rendezvous.keyspace import INTERNAL, SECOND, EtcdError, Event, Request
 from basilica.rendezvous.request import parse_form, parse_request, unescape
+from basilica.rendezvous.standby import Standby
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ PORTS = range(20000, 29000)  # below the kernel's own choice, so that nobody tak
 BIND_AGAIN_S = 0.2
 LET_GO_WITHIN_S = 1.0
 LOCKED_WITHIN_S = 1.0
+CONTROL = "control"
 KEYS = "/v2/keys"
 METHODS = ("HEAD", "GET", "PUT", "POST", "DELETE")
 VERSION = {"etcdserver": "3.4.23", "etcdcluster": "3.4.0"}  # what clients may expect of us
@@ -183,6 +185,7 @@ class Hosted:
     port: int
     folder: Path
     server: KeyspaceServer | None = None
+    listening: socket.socket | None = None
     listener: asyncio.Server | None = None
     fault: str | None = None
     connections: set[Connection] = field(default_factory=set)
@@ -201,9 +204,11 @@ class Service:
         *,
         linger: float | None = None,
         is_used: Callable[[str], bool] = lambda _: True,
+        standby: Standby | None = None,
     ) -> None:
         """`unused` is set when nobody has held the service for `linger` seconds and no keyspace `is_used`."""
         self.data_dir, self.host = data_dir, host
+        self._standby = standby
         self.unused = asyncio.Event()
         self._linger, self._is_used = linger, is_used
         self._leaving: asyncio.TimerHandle | None = None
@@ -238,14 +243,11 @@ class Service:
             else:  # `open` was cut off before it answered
                 shutil.rmtree(folder)
         self._tasks.append(asyncio.create_task(self._keep_on_disk()))
-        with control_path(self.data_dir) as path:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-            loop = asyncio.get_running_loop()
-            self._control = await loop.create_unix_server(
-                lambda: Connection(self._handle_control, self._control_connections), path
-            )
-            os.chmod(path, 0o600)
+        self._control = await asyncio.get_running_loop().create_unix_server(
+            lambda: Connection(self._handle_control, self._control_connections), sock=self._bind_control()
+        )
+        if self._standby is not None:
+            self._standby.up()
         self._leave_if_unused()
 
     async def stop(self) -> None:
@@ -298,6 +300,8 @@ class Service:
             hosted = self._hosted.pop(name, None)
             if hosted is None:
                 return False
+            if self._standby is not None and hosted.listening is not None:
+                self._standby.let_go(str(hosted.port), hosted.listening)
             self._silence(hosted)
             gone = self._folder / f".{hosted.folder.name}"
             shutil.rmtree(gone, ignore_errors=True)
@@ -340,6 +344,8 @@ class Service:
         wished = [port] if port is not None else [p for p in (*PORTS[start:], *PORTS[:start]) if p not in taken]
         why: OSError | None = None
         for candidate in wished:
+            if self._standby is not None and (held := self._standby.take(str(candidate))) is not None:
+                return held
             family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
             # asyncio turns Nagle's algorithm off only where the protocol is named; a wait would be 40 ms late with it
             listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -355,9 +361,28 @@ class Service:
         shown = f"{self.host}:{port}" if port is not None else f"any port of {self.host}"
         raise RendezvousError(409, f"cannot listen on {shown} for keyspace {name!r}: {why}")
 
+    def _bind_control(self) -> socket.socket:
+        held = None if self._standby is None else self._standby.take(CONTROL)
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with control_path(self.data_dir) as path:
+            if held is not None and os.path.exists(path):
+                listening.close()
+                return held
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            listening.bind(path)
+            os.chmod(path, 0o600)
+        listening.listen(1024)
+        if self._standby is not None:
+            self._standby.hold(CONTROL, listening)
+        return listening
+
     async def _listen(self, hosted: Hosted, listening: socket.socket) -> None:
         assert hosted.server is not None
         handle = hosted.server.handle
+        hosted.listening = listening
+        if self._standby is not None:
+            self._standby.hold(str(hosted.port), listening)
         hosted.listener = await asyncio.get_running_loop().create_server(
             lambda: Connection(handle, hosted.connections), sock=listening, backlog=1024
         )

@@ -1,7 +1,8 @@
 """The rendezvous of all runs of this machine: one process beside the server that outlives it.
 
-The server holds on to the process by a connection. When that breaks, the process is gone and is started again; it comes
-back with all its keys and ports. When neither a server nor a rank is left that needs it, it ends by itself.
+The server holds on to the process by a connection. When that breaks, the process is gone and is started again, by its
+own parent or by us; it comes back with all its keys and ports. When neither a server nor a rank is left that needs it,
+it ends by itself.
 """
 
 import asyncio
@@ -164,7 +165,9 @@ class LocalRendezvous:
                 back_off = FIRST_BACK_OFF_S
                 await held.hold()
             except (NoAnswer, RendezvousError):
-                self._serving.clear()
+                if self._serving.is_set():
+                    self._serving.clear()
+                    continue  # its own parent may have started it again already
             finally:
                 await held.disconnect()
             try:
