@@ -20,7 +20,8 @@ from typing import Any
 
 import pytest
 
-from basilica.client.capture import capture, literal
+from basilica.client.capture import capture
+from basilica.client.literals import literal
 from basilica.client.source import SOURCE_VARIABLE, Shipped, ship, with_packages
 from basilica.core.errors import ValidationError
 

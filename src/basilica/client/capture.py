@@ -11,21 +11,30 @@ import inspect
 import linecache
 import os
 import re
-import symtable
 import sys
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from types import CellType, CodeType, FunctionType, ModuleType
+from types import CellType, FunctionType, ModuleType
 from typing import Any, TypeGuard
 
+from basilica.client.literals import a, literal
+from basilica.client.statements import (
+    Def,
+    Function,
+    Text,
+    assigns_literal,
+    bound,
+    dotted_name,
+    is_at,
+    parse,
+    span,
+    used_names,
+)
 from basilica.core.errors import ValidationError
 
 INSTEAD = "pass it as an argument or make it in the function"
 # What every module has by itself.
 _OF_EVERY_MODULE = frozenset(vars(ModuleType("m"))) | {"__file__", "__builtins__", "__annotations__", "__cached__"}
-
-Def = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,203 +73,11 @@ def plain_function(source: Callable[..., Any]) -> FunctionType:
     return found
 
 
-def literal(value: object) -> str | None:
-    """Python source that makes an equal value, None if there is none: plain data only, no subclasses, no cycles."""
-    try:
-        return "".join(_literal(value, ()))
-    except _NoLiteral:
-        return None
-
-
-class _NoLiteral(Exception):
-    pass
-
-
-_BRACKETS: dict[type, tuple[str, str]] = {
-    list: ("[", "]"),
-    tuple: ("(", ")"),
-    set: ("set([", "])"),
-    frozenset: ("frozenset([", "])"),
-}
-
-
-def _literal(value: Any, within: tuple[int, ...]) -> Iterator[str]:
-    kind = type(value)
-    if kind is float:
-        special = {"inf": "1e999", "-inf": "-1e999", "nan": 'float("nan")'}
-        yield special.get(repr(value), repr(value))
-    elif kind in (type(None), bool, int, str, bytes, complex):
-        try:
-            yield repr(value)
-        except ValueError:  # a number of thousands of digits
-            yield hex(value)
-    elif (kind is not dict and kind not in _BRACKETS) or id(value) in within or len(within) > 50:
-        raise _NoLiteral
-    else:
-        within = (*within, id(value))
-        if kind is dict:
-            yield "{"
-            for key, item in value.items():
-                yield from _literal(key, within)
-                yield ": "
-                yield from _literal(item, within)
-                yield ", "
-            yield "}"
-            return
-        before, after = _BRACKETS[kind]
-        yield before
-        for item in value:
-            yield from _literal(item, within)
-            yield ", "
-        yield after
-
-
-def a(value: object) -> str:
-    """Its type with an article."""
-    name = type(value).__name__
-    return f"an {name}" if name[:1].lower() in "aeiou" else f"a {name}"
-
-
-# ---- texts ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Text:
-    """The text of a file or of a notebook's cell."""
-
-    file: str
-    lines: list[str]
-    tree: ast.Module
-
-    @property
-    def lazy_annotations(self) -> bool:
-        return any(
-            isinstance(s, ast.ImportFrom) and s.module == "__future__" and any(n.name == "annotations" for n in s.names)
-            for s in self.tree.body
-        )
-
-    def binding(self, name: str) -> list[ast.stmt]:
-        """The statements at the top that bind the name; not those under `if __name__ == "__main__"`."""
-        return [s for s in self.tree.body if not _is_main_guard(s) and name in _bound(s)]
-
-    def alone(self, statement: ast.stmt) -> bool:
-        """False if it shares a line with another."""
-        first, last = _span(statement)
-        others = (_span(s) for s in self.tree.body if s is not statement)
-        return not any(a <= last and first <= b for a, b in others)
-
-
-def _parse(file: str, text: str) -> _Text | None:
-    try:
-        return _Text(file, text.splitlines(keepends=True), ast.parse(text)) if text.strip() else None
-    except (SyntaxError, ValueError):
-        return None
-
-
-def _is_main_guard(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.If) and any(
-        isinstance(node, ast.Name) and node.id == "__name__" for node in ast.walk(statement.test)
-    )
-
-
-def _span(statement: ast.stmt) -> tuple[int, int]:
-    """Its first and last line, decorators included."""
-    decorators = statement.decorator_list if isinstance(statement, Def) else []
-    return min([statement.lineno, *(d.lineno for d in decorators)]), statement.end_lineno or statement.lineno
-
-
-def _bound(statement: ast.stmt) -> set[str]:
-    """The names that a statement at the top of a module binds, also in the branches of `if` and `try`."""
-    match statement:
-        case ast.Import(names=names):
-            return {n.asname or n.name.partition(".")[0] for n in names}
-        case ast.ImportFrom(names=names):
-            return {n.asname or n.name for n in names}
-        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-            return {name}
-        case ast.Assign(targets=targets):
-            return {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
-        case ast.AnnAssign(target=ast.Name(id=name), value=value) if value is not None:
-            return {name}
-        case ast.AugAssign(target=ast.Name(id=name)):
-            return {name}
-        case ast.If() | ast.Try():
-            inner = (n for n in ast.iter_child_nodes(statement) if isinstance(n, ast.stmt))
-            handlers = (s for h in getattr(statement, "handlers", ()) for s in h.body)
-            return set().union(*map(_bound, (*inner, *handlers)))
-        case ast.stmt() if type(statement).__name__ == "TypeAlias":  # Python 3.12
-            return {statement.name.id}  # type: ignore[attr-defined]
-    return set()
-
-
-# ---- what a statement uses ------------------------------------------------------------------------------------------
-
-
-def _used_names(statement: ast.stmt, *, lazy_annotations: bool) -> set[str]:
-    """Names that it takes from its module when it is executed or, if it defines something, when that is used."""
-    statement = _WithoutUnused(lazy_annotations).visit(ast.parse(ast.unparse(statement)))
-    table = symtable.symtable(ast.unparse(statement), "<shipped>", "exec")
-    return set(_globals_of(table))
-
-
-class _WithoutUnused(ast.NodeTransformer):
-    """Leaves out annotations that are never evaluated: of local variables, and all where they are lazy.
-
-    Those of classes stay: dataclasses and their kind read them.
-    """
-
-    def __init__(self, lazy: bool) -> None:
-        self._lazy = lazy
-        self._in_function = False
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        return self._function(node)
-
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
-        return self._function(node)
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        before, self._in_function = self._in_function, False
-        self.generic_visit(node)
-        self._in_function = before
-        return node
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
-        self.generic_visit(node)
-        if self._in_function:
-            node.annotation = ast.Constant(None)
-        return node
-
-    def _function(self, node: Function) -> ast.AST:
-        if self._lazy:
-            node.returns = None
-            given = node.args
-            for arg in (*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg):
-                if arg is not None:
-                    arg.annotation = None
-        before, self._in_function = self._in_function, True
-        self.generic_visit(node)
-        self._in_function = before
-        return node
-
-
-def _globals_of(table: symtable.SymbolTable) -> Iterator[str]:
-    at_top = table.get_type() == "module"
-    for symbol in table.get_symbols():
-        if symbol.is_referenced() and (at_top or symbol.is_global()):
-            yield symbol.get_name()
-    for child in table.get_children():
-        yield from _globals_of(child)
-
-
-# ---- the collection -------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Piece:
     """A statement that travels; of its decorators ours are left out."""
 
-    text: _Text
+    text: Text
     statement: ast.stmt
     left_out: tuple[ast.expr, ...] = ()
 
@@ -277,7 +94,7 @@ class _Piece:
     @property
     def block(self) -> str:
         """Its lines as they stand, with nothing where a decorator was left out."""
-        first, last = _span(self.statement)
+        first, last = span(self.statement)
         lines = [line.rstrip("\n") for line in self.text.lines[first - 1 : last]]
         for decorator in self.left_out:
             for number in range(decorator.lineno, (decorator.end_lineno or decorator.lineno) + 1):
@@ -290,7 +107,7 @@ class _Capture:
     """Places are lines of the function's own file; 0: none."""
 
     root: FunctionType
-    texts: dict[str, _Text] = field(default_factory=dict)  # the function's own first
+    texts: dict[str, Text] = field(default_factory=dict)  # the function's own first
     pieces: dict[tuple[str, int, int], _Piece] = field(default_factory=dict)
     lines: dict[str, int] = field(default_factory=dict)  # short statements, with their place
     modules: dict[str, int] = field(default_factory=dict)  # names that `import name` binds, with its place
@@ -302,7 +119,7 @@ class _Capture:
         return self.root.__globals__
 
     @property
-    def home(self) -> _Text:
+    def home(self) -> Text:
         return self.texts[self.root.__code__.co_filename]
 
     def refuse(self, problem: str) -> ValidationError:
@@ -318,20 +135,20 @@ class _Capture:
         name = re.sub(r"[^A-Za-z0-9_.-]+", "_", os.path.basename(self.home.file)).strip("_") or "source"
         return Captured(self.root.__name__, name if name.endswith(".py") else f"{name}.py", self._layout())
 
-    def _text(self, file: str) -> _Text | None:
+    def _text(self, file: str) -> Text | None:
         if file not in self.texts:
-            text = _parse(file, "".join(linecache.getlines(file, self.namespace)))
+            text = parse(file, "".join(linecache.getlines(file, self.namespace)))
             if text is None:
                 return None
             self.texts[file] = text
         return self.texts[file]
 
-    def _cells(self) -> Iterator[_Text]:
+    def _cells(self) -> Iterator[Text]:
         """The cells of a notebook, newest first, if the function was typed into one."""
         typed = self.namespace.get("In")
         if isinstance(typed, list) and "get_ipython" in self.namespace:
             for number in range(len(typed) - 1, -1, -1):
-                text = _parse(f"cell {number:06}", typed[number])
+                text = parse(f"cell {number:06}", typed[number])
                 if text is not None:
                     yield text
 
@@ -341,7 +158,7 @@ class _Capture:
             if not isinstance(piece.statement, Def):
                 calls = [n for n in ast.walk(piece.statement) if isinstance(n, ast.Call)]
                 if any(isinstance(n, ast.Name) and n.id == self.root.__name__ for c in calls for n in ast.walk(c)):
-                    made = ", ".join(sorted(_bound(piece.statement)))
+                    made = ", ".join(sorted(bound(piece.statement)))
                     raise self.refuse(f"uses {made!r}, which is made by calling it")
 
     # ---- taking ------------------------------------------------------------------------------------------------------
@@ -349,7 +166,7 @@ class _Capture:
     def _keep_function(self, function: FunctionType) -> None:
         code = function.__code__
         text = self._text(code.co_filename)
-        found = [n for n in ast.walk(text.tree) if isinstance(n, Function) and _is_at(n, code)] if text else []
+        found = [n for n in ast.walk(text.tree) if isinstance(n, Function) and is_at(n, code)] if text else []
         if text is None or not found:
             raise self.refuse(f"the source of {code.co_name!r} has changed since it was loaded; load it again")
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
@@ -383,7 +200,7 @@ class _Capture:
             and "<locals>" in value.__qualname__
         )
 
-    def _keep(self, text: _Text, statement: ast.stmt, free: Collection[str] = ()) -> None:
+    def _keep(self, text: Text, statement: ast.stmt, free: Collection[str] = ()) -> None:
         """Take a statement, and all that it uses of the module."""
         key = (text.file, statement.lineno, statement.col_offset)
         if key in self.pieces:
@@ -392,14 +209,14 @@ class _Capture:
         piece = _Piece(text, statement, tuple(d for d in decorators if self._is_ours(d)))
         self.pieces[key] = piece
         if statement in text.tree.body:
-            self.seen |= _bound(statement)
-        for name in sorted(_used_names(piece.used, lazy_annotations=text.lazy_annotations)):
+            self.seen |= bound(statement)
+        for name in sorted(used_names(piece.used, lazy_annotations=text.lazy_annotations)):
             if name not in free:
                 self._need(name)
 
     def _is_ours(self, decorator: ast.expr) -> bool:
         called = decorator.func if isinstance(decorator, ast.Call) else decorator
-        root, *path = (_chain(called) or "").split(".")
+        root, *path = (dotted_name(called) or "").split(".")
         value = self.closed_over.get(root, self.namespace.get(root))
         for attribute in path:
             value = getattr(value, attribute, None)
@@ -423,7 +240,7 @@ class _Capture:
         if not self._by_value(name, value):
             raise self.refuse(f"uses the global {name!r} ({a(value)}), which cannot travel; {INSTEAD}")
 
-    def _by_statements(self, name: str, value: object, text: _Text, statements: list[ast.stmt]) -> None:
+    def _by_statements(self, name: str, value: object, text: Text, statements: list[ast.stmt]) -> None:
         last = statements[-1]
         if isinstance(last, ast.Import | ast.ImportFrom):
             self._import(name, last, self._place(text, last))
@@ -431,14 +248,14 @@ class _Capture:
             self._keep(text, last)
         else:
             assignments = [s for s in statements if isinstance(s, _ASSIGNMENTS)]
-            source = literal(value) if all(_assigns_literal(s, name) for s in assignments) else None
+            source = literal(value) if all(assigns_literal(s, name) for s in assignments) else None
             if source is not None:
                 self.lines[f"{name} = {source}"] = self._place(text, last)
             else:
                 for statement in assignments:
                     self._keep(text, statement)
 
-    def _place(self, text: _Text, statement: ast.stmt) -> int:
+    def _place(self, text: Text, statement: ast.stmt) -> int:
         return statement.lineno if text is self.home and text.alone(statement) else 0
 
     def _import(self, name: str, statement: ast.Import | ast.ImportFrom, place: int) -> None:
@@ -492,7 +309,7 @@ class _Capture:
     def _submodules(self) -> dict[str, set[str]]:
         """By name, the modules below it that are used: `import xml` is not enough for `xml.etree.ElementTree`."""
         found: dict[str, set[str]] = {}
-        chains = {c for p in self.pieces.values() for n in ast.walk(p.used) if (c := _chain(n)) is not None}
+        chains = {c for p in self.pieces.values() for n in ast.walk(p.used) if (c := dotted_name(n)) is not None}
         for chain in chains:
             root, *rest = chain.split(".")
             module = self.closed_over.get(root, self.namespace.get(root))
@@ -556,7 +373,7 @@ class _Capture:
 
     def _place_piece(self, piece: _Piece, rows: dict[int, list[str]]) -> bool:
         """Put a statement of the home text where it stood; False if something else is there."""
-        first, last = _span(piece.statement)
+        first, last = span(piece.statement)
         if piece.statement in self.home.tree.body:
             if self.home.alone(piece.statement):
                 rows[first] = [piece.block]
@@ -564,7 +381,7 @@ class _Capture:
                 text = "".join(self.home.lines)
                 rows.setdefault(first, []).append(ast.get_source_segment(text, piece.statement) or "")
             return True
-        others = [_span(p.statement) for p in self.pieces.values() if p is not piece and p.text is self.home]
+        others = [span(p.statement) for p in self.pieces.values() if p is not piece and p.text is self.home]
         if any(low <= last and first - 1 <= high for low, high in others) or rows.keys() & set(range(first - 1, last)):
             return False
         rows[first - 1] = ["if True:"]  # dedenting it would change the strings in it
@@ -573,35 +390,6 @@ class _Capture:
 
 
 _ASSIGNMENTS = (ast.Assign, ast.AnnAssign, ast.AugAssign)
-
-
-def _is_at(node: Function, code: CodeType) -> bool:
-    return node.name == code.co_name and _span(node)[0] == code.co_firstlineno
-
-
-def _chain(node: ast.AST) -> str | None:
-    """`a.b.c` as it is written, None if it is something else."""
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else None
-
-
-def _assigns_literal(statement: ast.stmt, name: str) -> bool:
-    """`name = 1`, with nothing to compute and no other target."""
-    match statement:
-        case ast.Assign(targets=[ast.Name(id=target)], value=value) if target == name:
-            return _is_literal(value)
-        case ast.AnnAssign(value=value) | ast.AugAssign(value=value) if value is not None:
-            return _is_literal(value)
-    return False
-
-
-def _is_literal(node: ast.expr) -> bool:
-    parts = (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Set, ast.UnaryOp, ast.BinOp)
-    grammar = (ast.operator, ast.unaryop, ast.expr_context)
-    return all(isinstance(part, parts + grammar) for part in ast.walk(node))
 
 
 def _from(module: str, attribute: str, name: str) -> str:

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from basilica.client.capture import a, capture, literal, plain_function
+from basilica.client.capture import capture, plain_function
+from basilica.client.literals import a, literal
 from basilica.core.errors import ValidationError
 
 SOURCE_VARIABLE = "BASILICA_SOURCE"
