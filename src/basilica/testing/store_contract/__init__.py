@@ -1,0 +1,20 @@
+"""What every `Store` and every `Keys` promises, as test classes. Subclass one, say how to open yours, and run pytest:
+
+class TestMyStore(StoreContract):
+    @asynccontextmanager
+    async def opened(self, directory: Path) -> AsyncIterator[Store]:
+        yield MyStore(directory)
+"""
+
+from basilica.testing.store_contract.admitting import Admitting
+from basilica.testing.store_contract.changing import Changing
+from basilica.testing.store_contract.keeping import Keeping
+from basilica.testing.store_contract.keys import KeysContract
+from basilica.testing.store_contract.stories import CREATED, a_run, ended, let_others_run, run
+from basilica.testing.store_contract.waking import Waking
+
+__all__ = ["CREATED", "KeysContract", "StoreContract", "a_run", "ended", "let_others_run", "run"]
+
+
+class StoreContract(Keeping, Admitting, Changing, Waking):
+    """The stories that hold for every store."""
