@@ -90,6 +90,7 @@ export function rankGrid(name) {
       });
       summarize(counts, ranks);
       if (at !== null) look(at < ranks.length ? at : null);
+      else if (document.activeElement === grid && ranks.length > 0) look(0); // it had the focus before it had ranks
     },
   };
 }
