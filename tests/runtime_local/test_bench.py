@@ -18,8 +18,8 @@ from basilica.core.world import WorldSize
 from basilica.ports import Run
 from basilica.runtimes.local.bench import HOME
 from basilica.runtimes.local.hosts import Host
-from basilica.runtimes.local.orphans import with_environment
 from basilica.runtimes.local.records import Record, read_record
+from basilica.strays import with_environment
 from tests.runtime_local.machine import SLEEP, Machine
 
 ROOT = Path(__file__).parents[2]

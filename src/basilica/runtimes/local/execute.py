@@ -10,8 +10,9 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from basilica.ports import Exited, Output
-from basilica.runtimes.local.orphans import MARK, kill, with_environment
+from basilica.runtimes.local.orphans import MARK
 from basilica.runtimes.local.processes import Watch
+from basilica.strays import kill, with_environment
 
 CHUNK = 1 << 16
 CHUNKS_WAITING = 16

@@ -2,15 +2,12 @@
 
 import asyncio
 import os
-import signal
-import sys
 import time
-from contextlib import suppress
-from pathlib import Path
 
 from basilica.runtimes.local import supervisor
 from basilica.runtimes.local.layout import Key, Layout
 from basilica.runtimes.local.records import Claim, Exit
+from basilica.strays import kill, with_environment
 
 KILL_AGAIN_S = 0.05
 MARK = "BASILICA_EXEC"  # in the environment of a command that was started beside a rank, and of all that it started
@@ -49,7 +46,7 @@ def _members(cgroup: str) -> list[int]:
 
 
 def _with_environment_of(layout: Layout, key: Key) -> list[int]:
-    """Processes that were started with the environment of this attempt: its children keep it unless they hide.
+    """Processes that were started with the environment of this attempt.
 
     The directory tells them from those of another server on this machine, whatever its runs are called.
     """
@@ -60,25 +57,3 @@ def _with_environment_of(layout: Layout, key: Key) -> list[int]:
             f"BASILICA_ATTEMPT={key.attempt}".encode(),
         }
     )
-
-
-def with_environment(marks: set[bytes]) -> list[int]:
-    """Processes that were started with all of these variables, each as `NAME=value`."""
-    if sys.platform != "linux":
-        return []
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != os.getpid():
-            try:
-                environment = Path(f"/proc/{name}/environ").read_bytes()
-            except OSError:
-                continue  # gone, or not ours to look at
-            if marks <= set(environment.split(b"\0")):
-                found.append(int(name))
-    return found
-
-
-def kill(pids: list[int]) -> None:
-    for pid in pids:
-        with suppress(OSError):  # gone meanwhile
-            os.kill(pid, signal.SIGKILL)

@@ -13,6 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+from basilica.strays import kill, with_environment
+
 MARK = "BASILICA_KUBE_CONTAINER"
 OnExit = Callable[[int], None]
 
@@ -146,19 +148,5 @@ class Puppet:
 
 def end_marked(mark: bytes) -> None:
     """Kill every process that carries the mark; again, until a look finds none."""
-    while found := [pid for pid in _pids() if _carries(pid, mark)]:
-        for pid in found:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-
-def _pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
-
-
-def _carries(pid: int, mark: bytes) -> bool:
-    """False for a process that is dead and waits for its parent: its environment is gone."""
-    try:
-        return mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return False
+    while found := with_environment({mark}):
+        kill(found)
