@@ -30,8 +30,8 @@ async def execute(
     """
     token = secrets.token_hex(16)
     yield Output("stdout", "")
-    try:
-        process = await asyncio.create_subprocess_exec(
+    starting = asyncio.ensure_future(
+        asyncio.create_subprocess_exec(
             *argv,
             env={**env, MARK: token},
             cwd=cwd,
@@ -40,6 +40,12 @@ async def execute(
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
         )
+    )
+    try:
+        process = await asyncio.shield(starting)  # cancelled by itself, it would leave what the command has started
+    except asyncio.CancelledError:
+        spawn(_abandon(starting, token))
+        raise
     except OSError as error:
         missing = isinstance(error, FileNotFoundError)
         yield Output("stderr", f"cannot execute {argv[0]} in {cwd}: {error.strerror}\n")
@@ -105,6 +111,13 @@ async def _end_with(pid: int, token: str) -> None:
 async def _kill_all(token: str) -> None:
     while found := await asyncio.to_thread(with_environment, {_mark(token)}):
         kill(found)
+
+
+async def _abandon(starting: "asyncio.Future[asyncio.subprocess.Process]", token: str) -> None:
+    with suppress(OSError):
+        process = await starting
+        _kill_group(process.pid)
+        await _finish(process, token)
 
 
 async def _finish(process: asyncio.subprocess.Process, token: str) -> None:

@@ -71,6 +71,27 @@ class Commands(Opens):
         await held.vanish()
 
     @story
+    async def test_a_command_that_nobody_reads_from_its_beginning_ends_too(self, world: World) -> None:
+        run = world.run(FOR_EVER)
+        await world.launch(run, 0)
+        await world.running(run)
+        holders = [Holders(world.files / f"held-{turns}") for turns in range(6)]
+        for turns, held in enumerate(holders):
+            script = f"exec 9>{world.files}/held-{turns}; setsid sleep 1000 & sleep 1000"
+            reading = world.runtime.execute(run, 0, ["sh", "-c", script])
+            assert await anext(reading) == Output("stdout", "")
+            going_on = asyncio.ensure_future(anext(reading))
+            for _ in range(turns):  # of the event loop: further and further into the beginning
+                await asyncio.sleep(0)
+            held.stare(0.2)
+            going_on.cancel()
+            await asyncio.gather(going_on, return_exceptions=True)
+            await reading.aclose()
+        await world.command(run, "true")  # by then the others would have begun as well
+        for held in holders:
+            await held.vanish()
+
+    @story
     async def test_a_command_ends_with_all_it_started_when_nobody_reads_any_more(self, world: World) -> None:
         run = world.run(FOR_EVER)
         await world.launch(run, 0)

@@ -275,6 +275,12 @@ class Holders:
         await self._become(held=False)
         os.close(self._reading)
 
+    def stare(self, seconds: float) -> None:
+        """Until somebody comes, so long at most. The event loop stands still meanwhile, as on a busy machine."""
+        end = time.monotonic() + seconds
+        while not self._held() and time.monotonic() < end:
+            time.sleep(0.005)
+
     async def _become(self, *, held: bool) -> None:
         end = time.monotonic() + PATIENCE_S
         while self._held() is not held:
