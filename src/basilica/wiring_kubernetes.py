@@ -83,9 +83,8 @@ async def open_cluster_keys(options: ClusterOptions) -> AsyncIterator[Kubernetes
             await keys.close()
 
 
-def _runtime(options: ClusterOptions, home: str) -> KubernetesRuntime:
-    """With a connection of its own, which it closes."""
-    settings = options.run_settings or RunSettings(
+def run_settings_of(options: ClusterOptions, home: str) -> RunSettings:
+    return options.run_settings or RunSettings(
         image=options.image,
         control_namespace=home,
         queue=options.queue,
@@ -93,6 +92,10 @@ def _runtime(options: ClusterOptions, home: str) -> KubernetesRuntime:
         image_pull_secrets=options.image_pull_secrets,
         egress=networks(options.egress),
     )
+
+
+def _runtime(options: ClusterOptions, settings: RunSettings) -> KubernetesRuntime:
+    """With a connection of its own, which it closes."""
     return KubernetesRuntime(connect(options), settings)
 
 
@@ -109,7 +112,8 @@ async def serve_kubernetes(
                 await take_key(keys, clock, api_key)
                 home = home_of(options, api)
                 async with Attendance(api, home) as operators:
-                    parts = Parts(store, keys, _runtime(options, home), clock, settings, lambda: operators.absent_for)
+                    runtime = _runtime(options, run_settings_of(options, home))
+                    parts = Parts(store, keys, runtime, clock, settings, lambda: operators.absent_for)
                     await serve_stateless(parts, listen, announce)
         finally:
             await store.close()
@@ -119,6 +123,7 @@ async def operate(options: ClusterOptions, wanted: OperatorOptions, announce: Ca
     """Run an operator until SIGTERM or SIGINT; `announce` gets the port of its health endpoints."""
     async with connect(options) as api:
         home = home_of(options, api)
+        settings = run_settings_of(options, home)
         store, clock = KubernetesStore(api, component="basilica-operator"), SystemClock()
         election = Election(api, namespace=home, identity=wanted.identity, duration=wanted.lease_seconds)
 
@@ -128,7 +133,7 @@ async def operate(options: ClusterOptions, wanted: OperatorOptions, announce: Ca
 
         operator = Operator(
             store,
-            lambda: _runtime(options, home),
+            lambda: _runtime(options, settings),
             clock,
             election,
             refusals=Refusals(store),

@@ -15,6 +15,7 @@ from basilica.core.world import WorldSize
 from basilica.kube.reach import networks
 from basilica.kube.run import CARRIED_AT, RunObjects, Settings
 from basilica.testing.kube import KubeServer
+from basilica.wiring_kubernetes import ClusterOptions, run_settings_of
 
 
 def objects(settings: Settings | None = None, **spec: Any) -> RunObjects:
@@ -165,6 +166,11 @@ def test_ranks_reach_the_internet_and_no_private_network_but_those_that_are_name
     assert outside("none") == []
     assert outside() == []
     assert outside("fd00::/8") == [{"cidr": "fd00::/8"}]
+
+
+def test_what_the_operator_is_told_of_networks_reaches_the_manifests() -> None:
+    options = ClusterOptions(egress=("10.20.0.0/16", "none"))
+    assert run_settings_of(options, "home").egress == ("10.20.0.0/16",)
 
 
 @pytest.mark.parametrize("told", ["", "intranet", "10.20.0.1/16", "10.20.0.0/33"])

@@ -1,5 +1,6 @@
 """A whole installation as processes: the API, the operator and the ranks, which end at the worst moments."""
 
+import json
 import os
 import random
 import signal
@@ -325,9 +326,22 @@ def replace_operator(here: Installation, sig: signal.Signals) -> None:
     here.operator, here.health = here.start_operator()
 
 
-def test_an_operator_without_a_cluster_says_what_to_do(tmp_path: Path) -> None:
-    import sys
+def test_a_network_that_is_none_is_refused_before_anything_is_asked(tmp_path: Path) -> None:
+    nobody = {
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}],
+        "users": [{"name": "u", "user": {}}],
+    }
+    (tmp_path / "config").write_text(json.dumps(nobody))
+    asked = ["--kubeconfig", str(tmp_path / "config"), "--egress", "internet", "--egress", "10.20.0.1/16"]
+    command = [sys.executable, "-m", "basilica.cli.main", "operator", *asked]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith("basilica: egress: names no network")
 
+
+def test_an_operator_without_a_cluster_says_what_to_do(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "basilica.cli.main", "operator", "--kubeconfig", str(tmp_path / "none")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1
