@@ -90,13 +90,15 @@ class World:
 
     @asynccontextmanager
     async def control_plane(self) -> AsyncIterator[None]:
-        """At the end nothing of what the story made is left."""
+        """At the end nothing of what the story made is left, also if it failed."""
         await self._open()
         try:
             yield
-            await self._end_all()
         finally:
-            await self._close()
+            try:
+                await self._end_all()
+            finally:
+                await self._close()
 
     async def _open(self) -> None:
         self._runtime = await self._opened.enter_async_context(self._contract.opened(self._state))
