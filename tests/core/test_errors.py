@@ -4,6 +4,7 @@ import pickle
 
 import pytest
 
+from basilica.client.views import RankExit
 from basilica.core import errors
 from basilica.core.errors import (
     AuthenticationError,
@@ -27,9 +28,8 @@ from basilica.core.errors import (
     WorldClosed,
     WorldSizeOutOfBounds,
 )
-from basilica.core.waits import ExitSummary
 
-EXITS = (ExitSummary(0, 0, "Completed"), ExitSummary(1, 137, "OOMKilled", 2), ExitSummary(2, None, "Unknown"))
+EXITS = (RankExit(0, 0, "Completed"), RankExit(1, 137, "OOMKilled", 2), RankExit(2, -1, "Unknown"))
 
 ONE_OF_EACH: list[BasilicaError] = [
     BasilicaError("something"),
@@ -93,19 +93,20 @@ def test_every_error_says_something(error: BasilicaError) -> None:
         (
             BelowMinimumWorld("train", "failed", 1, 2, 300, EXITS),
             "1 of 2 ranks ready; UD 'train' reached terminal phase 'failed' "
-            "(rank 1: exit_code=137 reason=OOMKilled; rank 2: exit_code=None reason=Unknown)",
+            "(rank 1: exit_code=137 reason=OOMKilled; rank 2: exit_code=-1 reason=Unknown)",
         ),
         (
             BelowMinimumWorld("train", "cancelled", 0, 2, 300),
             "0 of 2 ranks ready; UD 'train' reached terminal phase 'cancelled' (no per-rank exits recorded)",
         ),
+        (UDTerminalState("failed", 3, "train"), "run 'train' has ended (failed); it cannot be scaled to 3"),
         (
-            BelowMinimumWorld("train", "starting", 1, 2, 0.5, EXITS),
-            "1 of 2 ranks ready; UD 'train' is starting after 0.5 s",
+            BelowMinimumWorld("train", "starting", 1, 2, 0.5, EXITS, "2 ranks to be up", 4),
+            "UD 'train': waited 0.5 s for 2 ranks to be up; phase 'starting', 1 ready of 2 required, target 4",
         ),
         (
             BelowMinimumWorld("train", "", 0, 2, 5),
-            "0 of 2 ranks ready; UD 'train' is not yet observed after 5 s",
+            "UD 'train': waited 5 s for 2 ranks to be up; phase 'not yet observed', 0 ready of 2 required",
         ),
         (RateLimitError(1.5), "too many requests; try again in 1.5 s"),
     ],
@@ -119,11 +120,19 @@ def test_a_quota_says_what_the_limit_is() -> None:
     assert "current=6, requested=4, limit=8" in str(QuotaExceeded("ranks", 8, 6, 4))
 
 
+@pytest.mark.parametrize("error", ONE_OF_EACH, ids=name_of)
+def test_every_error_has_its_message(error: BasilicaError) -> None:
+    assert error.message in str(error)
+    assert error.message
+
+
 def test_what_callers_of_python_expect() -> None:
     assert issubclass(ValidationError, ValueError)
     assert issubclass(DeploymentNotFound, KeyError)
     assert issubclass(BelowMinimumWorld, DistributedError)
     assert issubclass(UDTerminalState, DistributedError)
+    assert issubclass(WorldSizeOutOfBounds, DistributedError)
+    assert issubclass(QuotaExceeded, DistributedError)
 
 
 def test_only_what_may_work_later_is_retryable() -> None:

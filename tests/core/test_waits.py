@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from basilica.client.views import RankExit
 from basilica.core.errors import BelowMinimumWorld, DistributedError, UDTerminalState
 from basilica.core.phase import BenchPhase
 from basilica.core.waits import (
-    ExitSummary,
     Rule,
     Snapshot,
     bench_complete,
@@ -28,7 +28,7 @@ def seen(phase: str = "ready", ready: int = 2, target: int = 2, low: int = 1, **
 
 
 ours: dict[str, Any] = {"generation": 3, "observed_generation": 3}
-EXITS = (ExitSummary(0, 0, "Completed"), ExitSummary(1, 137, "OOMKilled", 2))
+EXITS = (RankExit(0, 0, "Completed"), RankExit(1, 137, "OOMKilled", 2))
 
 
 class TestMinWorld:
@@ -137,7 +137,8 @@ def test_a_lost_run_raises_whatever_was_waited_for(rule: Rule, phase: str) -> No
 def test_when_the_time_is_up_the_error_says_what_was_required(rule: Rule, required: int) -> None:
     error = timed_out(seen("starting", 0, 2, requested_target=3), 300, rule=rule)
     assert (error.ready, error.required_min, error.timeout, error.phase) == (0, required, 300, "starting")
-    assert str(error) == f"0 of {required} ranks ready; UD 'waiting' is starting after 300 s"
+    assert str(error).startswith("UD 'waiting': waited 300 s for ")
+    assert str(error).endswith(f"; phase 'starting', 0 ready of {required} required, target 3")
 
 
 class TestBench:

@@ -174,18 +174,19 @@ def _try(url: str, key: str) -> None:
     from basilica.client.config import find_target
     from basilica.client.drivers import BlockingDriver, Endpoint
     from basilica.client.effects import Call
-    from basilica.core.errors import BasilicaError, NetworkError
+    from basilica.core.errors import BasilicaError, NetworkError, ServerError
 
     checked = find_target(url, key).url
     driver = BlockingDriver(lambda: Endpoint(checked or url, key))
     try:
-        answer = driver.run(flows.ask(Call(method="GET", path="/deployments", timeout=CHECK_SECONDS), patience=0.0))
+        answer = driver.run(flows.once(Call(method="GET", path="/deployments", timeout=CHECK_SECONDS)))
+        answer.parsed(lambda body: list(body["deployments"]))
     except NetworkError as error:
         raise BasilicaError(f"{without_password(url)} does not answer: {error}") from error
+    except ServerError as error:
+        raise BasilicaError(f"{without_password(url)} is no Basilica server: {error}") from error
     finally:
         driver.close()
-    if not isinstance(answer.json(), dict) or "deployments" not in answer.json():
-        raise BasilicaError(f"{without_password(url)} is no Basilica server")
 
 
 def _running() -> Any:
@@ -202,9 +203,9 @@ def _server_version(url: str | None, running: Any) -> str | None:
 
     driver = BlockingDriver(lambda: running.endpoint if url is None else Endpoint(url))
     try:
-        answer = driver.run(flows.ask(Call(method="GET", path="/health", timeout=CHECK_SECONDS), patience=0.0))
-        return str(answer.json()["version"])
-    except (BasilicaError, ValueError, LookupError, TypeError):
+        answer = driver.run(flows.once(Call(method="GET", path="/health", timeout=CHECK_SECONDS)))
+        return answer.parsed(lambda body: str(body["version"]))
+    except BasilicaError:
         return None
     finally:
         driver.close()

@@ -45,9 +45,9 @@ def console(
     driver = BlockingDriver(locate)
     try:
         with terminal.busy(lambda: "asking the server"):
-            made = driver.run(
-                flows.ask(Call(method="POST", path="/console/login-links", body={}), patience=PATIENCE)
-            ).json()
+            call = Call(method="POST", path="/console/login-links", body={})
+            answer = driver.run(flows.ask(call, patience=PATIENCE))
+            path, expires_at = answer.parsed(lambda body: (str(body["path"]), body["expiresAt"]))
             url = locate().url
     except ServerError as error:
         if error.status != 404:
@@ -55,9 +55,9 @@ def console(
         raise BasilicaError("this server has no console: it is older than this command") from error
     finally:
         driver.close()
-    link = url + made["path"] + (f"#/run/{quote(name, safe='')}" if name else "")
+    link = url + path + (f"#/run/{quote(name, safe='')}" if name else "")
     if as_json:
-        terminal.write_json({"link": link, "expiresAt": made["expiresAt"]})
+        terminal.write_json({"link": link, "expiresAt": expires_at})
     elif only_print:
         terminal.write_line(link)
     elif _has_browser() and _open(link):

@@ -207,4 +207,4 @@ def _wait_for_bench(run: Remembered, options: Deploy) -> Flow[None]:
 def _upload(packed: bytes) -> Flow[str]:
     call = Call(method="PUT", path="/archives", content=packed, timeout=600)
     answer = yield from flows.ask(call, patience=600)
-    return str(answer.json()["archive"])
+    return answer.parsed(lambda body: str(body["archive"]))

@@ -93,11 +93,20 @@ class BlockingDriver:
         return self._http
 
     def _call(self, call: Call) -> Answer | NoAnswer:
+        deadline = None if call.total is None else time.monotonic() + call.total
+        content = bytearray()
         try:
-            answer = self._client().request(**_request(call))
+            with self._client().stream(**_request(call)) as answer:
+                if deadline is not None:  # httpx bounds each read alone
+                    timeouts = answer.request.extensions["timeout"]
+                    timeouts["read"] = max(0.001, min(timeouts["read"], deadline - time.monotonic()))
+                for chunk in answer.iter_bytes():
+                    content += chunk
+                    if deadline is not None and time.monotonic() > deadline:
+                        return _too_late(call)
         except httpx.TransportError as error:
             return _no_answer(error)
-        return Answer(answer.status_code, answer.headers, answer.content)
+        return Answer(answer.status_code, answer.headers, bytes(content))
 
     def _open(self, call: Call, opened: ExitStack) -> tuple[Answer | NoAnswer, Iterator[str] | None]:
         opened.close()
@@ -180,11 +189,16 @@ class AsyncDriver:
         return self._http
 
     async def _call(self, call: Call) -> Answer | NoAnswer:
+        client = await self._client()
         try:
-            answer = await (await self._client()).request(**_request(call))
+            async with asyncio.timeout(call.total):
+                answer = await client.request(**_request(call))
         except httpx.TransportError as error:
             self._answers = False
             return _no_answer(error)
+        except TimeoutError:
+            self._answers = False
+            return _too_late(call)
         self._answers = answer.status_code < 500
         return Answer(answer.status_code, answer.headers, answer.content)
 
@@ -239,6 +253,10 @@ def _request(call: Call, *, endless: bool = False) -> dict[str, Any]:
     elif call.body is not None:
         request["json"] = call.body
     return request
+
+
+def _too_late(call: Call) -> NoAnswer:
+    return NoAnswer(f"the answer was not complete within {call.total:g} s", sent=True)
 
 
 def _no_answer(error: httpx.TransportError) -> NoAnswer:

@@ -4,7 +4,7 @@ Nothing here does anything: a test drives a flow with a list of answers.
 """
 
 import json
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One request. `timeout` bounds the wait for its answer, in seconds."""
+    """One request. `timeout` bounds the silence of the server, `total` all of it to the last byte; in seconds."""
 
     method: str
     path: str
@@ -24,6 +24,7 @@ class Call:
     params: Mapping[str, Any] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     timeout: float = 30.0
+    total: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +33,22 @@ class Answer:
     headers: Mapping[str, str]
     content: bytes
 
-    def json(self) -> Any:
-        """The body; one that is no JSON came from something that is not our server."""
+    def parsed(self, parse: Callable[[Any], T]) -> T:
+        """The body as `parse` reads it; `ServerError` for one that is no JSON, or JSON of another shape."""
         try:
-            return json.loads(self.content)
+            body = json.loads(self.content)
         except ValueError:
-            text = self.content[:100].decode("utf-8", "replace")
-            raise ServerError(self.status, f"not JSON, so hardly a Basilica server: {text!r}") from None
+            raise ServerError(self.status, f"not JSON, so hardly a Basilica server: {self._excerpt()}") from None
+        try:
+            return parse(body)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            problem = f"{type(error).__name__}: {error}"
+            raise ServerError(
+                self.status, f"JSON of another shape, so hardly a Basilica server ({problem}): {self._excerpt()}"
+            ) from None
+
+    def _excerpt(self) -> str:
+        return repr(self.content[:100].decode("utf-8", "replace"))
 
 
 @dataclass(frozen=True, slots=True)

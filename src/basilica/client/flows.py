@@ -1,17 +1,16 @@
 """The operations of the SDK, one generator each: what to ask for, how often, and what the answers mean.
 
-Transient failures (no connection, 429, 502, 503, 504) are asked again within the caller's time. A network blip never
-ends a run: nothing here deletes what it cannot reach.
+Transient failures (no connection, 429, 502, 503, 504) are asked again within the caller's time, and a read that met an
+internal error of the server a few times. A network blip never ends a run: nothing here deletes what it cannot reach.
 """
 
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
-from basilica.client.effects import Answer, Call, Emit, Flow, Lines, NextLine, NoAnswer, Now, Sleep
+from basilica.client.effects import Answer, Call, Emit, Flow, Lines, NextLine, NoAnswer, Now, Sleep, T
 from basilica.client.problems import TRANSIENT, error_of, retry_after
 from basilica.client.views import (
     BenchStatus,
@@ -40,6 +39,8 @@ FIRST_DELAY = 0.1
 LONGEST_DELAY = 5.0
 LONG_POLL = 30.0  # how long one watch request stays open
 NOTICE = 5.0  # how long a server may be silent before somebody who watches is told
+LAST_LOOK = 2.0  # how long the look at a deadline may take: a wait of 0 s looks once
+READ_TRIES = 3  # how often a read is asked for in a row that meets an internal error of the server
 FIRST_POLL = 0.5  # against a server that cannot be watched
 LONGEST_POLL = 5.0
 NEVER = float("inf")
@@ -62,50 +63,76 @@ class Remembered:
 
     def take(self, view: RunView) -> RunView:
         self.view, self.name = view, view.instance
-        if view.is_terminal:
-            self.requested_target = None
         return view
+
+    def snapshot(self, view: RunView) -> waits.Snapshot:
+        return view.snapshot(self.requested_target)
 
 
 # ---- asking ------------------------------------------------------------------------------------------------------
 
 
 def ask(call: Call, *, name: str = "", patience: float | None = None) -> Flow[Answer]:
-    """One request, again while it fails for reasons that pass, within `patience` seconds. Errors are raised by type."""
+    """One request, again while it fails for reasons that pass, within `patience` seconds. Errors are raised by type.
+
+    A caller's patience bounds each request too, so that a silent server cannot make it wait longer.
+    """
     deadline = (yield Now()) + (PATIENCE if patience is None else patience)
-    delay = FIRST_DELAY
+    delay, tries = FIRST_DELAY, 0
     while True:
+        if patience is not None:
+            left = max(LAST_LOOK, deadline - (yield Now()))
+            call = replace(call, timeout=min(call.timeout, left), total=left)
         answer: Answer | NoAnswer = yield call
         if isinstance(answer, Answer) and answer.status < 400:
             return answer
         failure = NetworkError(answer.problem) if isinstance(answer, NoAnswer) else error_of(answer, name)
-        left = deadline - (yield Now())
-        if left <= 0 or (isinstance(answer, Answer) and answer.status not in TRANSIENT):
+        left, tries = deadline - (yield Now()), tries + 1
+        if left <= 0 or not (_may_pass(answer) or (call.method == "GET" and _internal(failure) and tries < READ_TRIES)):
             raise failure
         wanted = retry_after(answer) if isinstance(answer, Answer) else None
         yield Sleep(min(left, delay if wanted is None else max(delay, wanted)), jitter=wanted is None)
         delay = min(delay * 2, LONGEST_DELAY)
 
 
+def once(call: Call, name: str = "") -> Flow[Answer]:
+    """One request and no second, for as long as its own time."""
+    answer: Answer | NoAnswer = yield call
+    if isinstance(answer, NoAnswer):
+        raise NetworkError(answer.problem)
+    if answer.status >= 400:
+        raise error_of(answer, name)
+    return answer
+
+
+def _may_pass(answer: Answer | NoAnswer) -> bool:
+    return isinstance(answer, NoAnswer) or answer.status in TRANSIENT
+
+
+def _internal(error: Exception) -> bool:
+    """An error of the server's own making, which may be gone when it is asked again."""
+    return isinstance(error, ServerError) and error.status >= 500
+
+
 def fetch(run: Remembered, patience: float | None = None) -> Flow[RunView]:
     answer = yield from ask(Call(method="GET", path=run.path), name=run.name, patience=patience)
-    return run.take(parse_run(answer.json()))
+    return run.take(answer.parsed(parse_run))
 
 
 def list_runs() -> Flow[list[RunView]]:
     answer = yield from ask(Call(method="GET", path="/deployments"))
-    return [parse_summary(row) for row in answer.json()["deployments"]]
+    return answer.parsed(lambda body: [parse_summary(row) for row in body["deployments"]])
 
 
 def prune(older_than: float) -> Flow[list[str]]:
     answer = yield from ask(Call(method="POST", path="/prune", params={"older_than": older_than}))
-    return list(answer.json()["deleted"])
+    return answer.parsed(lambda body: [str(name) for name in body["deleted"]])
 
 
 def post(run: Remembered, action: str, body: object = None) -> Flow[RunView]:
     call = Call(method="POST", path=f"{run.path}/{action}", body={} if body is None else body)
     answer = yield from ask(call, name=run.name)
-    return run.take(parse_run(answer.json()))
+    return run.take(answer.parsed(parse_run))
 
 
 # ---- making and ending -------------------------------------------------------------------------------------------
@@ -116,7 +143,7 @@ def create(request: Mapping[str, Any], idempotency_key: str) -> Flow[Remembered]
     headers = {"Idempotency-Key": idempotency_key}
     call = Call(method="POST", path="/deployments", body=dict(request), headers=headers, timeout=60)
     answer = yield from ask(call, name=str(request.get("instanceName", "")))
-    view = parse_run(answer.json())
+    view = answer.parsed(parse_run)
     return Remembered(view.instance, view)
 
 
@@ -125,7 +152,7 @@ def scale(run: Remembered, target: int) -> Flow[WorldStatus]:
     view = yield from fetch(run)
     world = view.world
     if view.is_terminal:
-        raise UDTerminalState(view.phase, target)
+        raise UDTerminalState(view.phase, target, view.name)
     if target < 1 or not world.min <= target <= world.max:
         raise WorldSizeOutOfBounds(target, world.min, world.max)
     view = yield from post(run, "scale-distributed", {"target": target})
@@ -141,6 +168,20 @@ def cancel(run: Remembered) -> Flow[RunView]:
     while not view.is_terminal and view.tells_changes and (left := deadline - (yield Now())) > 0:
         view = yield from _next_state(run, view, left)
     return view
+
+
+def leave(run: Remembered, delete_wait: float, *, remove: bool) -> Flow[None]:
+    """The end of a `with` block: cancel the run, or delete it with `remove` and where the server cannot cancel."""
+    if not remove:
+        try:
+            yield from cancel(run)
+            return
+        except DeploymentNotFound:  # a server without that route answers 404 as well
+            pass
+        except ServerError as error:
+            if error.status not in (405, 501):
+                raise
+    yield from delete(run, delete_wait)
 
 
 def delete(run: Remembered, wait: float) -> Flow[None]:
@@ -163,21 +204,25 @@ def wait(run: Remembered, rule: waits.Rule, timeout: float | None, *, at_entry: 
     limit = NEVER if timeout is None else max(0.0, timeout)
     deadline = (yield Now()) + limit
     view = yield from fetch(run, limit)
-    if at_entry is not None:
-        at_entry(view.snapshot(run.requested_target))
-    pause = FIRST_POLL
-    while not rule(view.snapshot(run.requested_target), limit):
-        left = deadline - (yield Now())
-        if left <= 0:
-            raise waits.timed_out(view.snapshot(run.requested_target), limit, rule=rule)
-        if view.tells_changes:
-            view = yield from _next_state(run, view, left)
-        else:
-            yield Sleep(min(pause, left))
-            pause = min(pause * 1.5, LONGEST_POLL)
-            view = yield from _look_again(run, view, deadline)
-    if rule is waits.target_world:
-        run.requested_target = None
+    try:
+        if at_entry is not None:
+            at_entry(run.snapshot(view))
+        pause = FIRST_POLL
+        while not rule(run.snapshot(view), limit):
+            left = deadline - (yield Now())
+            if left <= 0:
+                raise waits.timed_out(run.snapshot(view), limit, rule=rule)
+            if view.tells_changes:
+                view = yield from _next_state(run, view, left)
+            else:
+                yield Sleep(min(pause, left))
+                pause = min(pause * 1.5, LONGEST_POLL)
+                view = yield from _look_again(run, view, deadline)
+        if rule is waits.target_world:
+            run.requested_target = None
+    finally:
+        if view.is_terminal:  # only now: the error of a lost run names the target that was asked for
+            run.requested_target = None
     return view
 
 
@@ -202,7 +247,7 @@ def changes(run: Remembered, *, reports: bool = False) -> Flow[None]:
     """
     view = yield from fetch(run)
     yield Emit(view)
-    pause, lost, told = FIRST_POLL, False, False
+    pause, lost, told, internal_errors = FIRST_POLL, False, False, 0
     while not (view.settled or (view.is_terminal and not view.tells_changes)):
         try:
             if view.tells_changes and not lost:
@@ -211,14 +256,16 @@ def changes(run: Remembered, *, reports: bool = False) -> Flow[None]:
                     known = view.reported_at
                     params["reported_since"] = "0" if known is None else f"{known.timestamp():.3f}"
                 call = Call(method="GET", path=f"{run.path}/watch", params=params, timeout=LONG_POLL + 15)
-                newer = parse_run((yield from ask(call, name=run.name, patience=0.0)).json())
+                newer = (yield from once(call, run.name)).parsed(parse_run)
             else:
                 if not lost:
                     yield Sleep(pause)
                     pause = min(pause * 1.5, LONGEST_POLL)
                 newer = yield from fetch(run, NOTICE)
         except (NetworkError, ServerError, RateLimitError) as error:
-            if isinstance(error, ServerError) and error.status not in TRANSIENT:
+            internal_errors = internal_errors + 1 if _internal(error) else 0
+            final = isinstance(error, ServerError) and error.status not in TRANSIENT
+            if final and (not _internal(error) or internal_errors >= READ_TRIES):
                 raise
             if lost:
                 told = True
@@ -230,7 +277,7 @@ def changes(run: Remembered, *, reports: bool = False) -> Flow[None]:
         if news or told:
             view = run.take(newer)
             yield Emit(view)
-        lost = told = False
+        lost, told, internal_errors = False, False, 0
 
 
 def _next_state(run: Remembered, seen: RunView, left: float) -> Flow[RunView]:
@@ -239,10 +286,10 @@ def _next_state(run: Remembered, seen: RunView, left: float) -> Flow[RunView]:
     params = {"since": seen.version, "wait": f"{hold:.3f}"}
     call = Call(method="GET", path=f"{run.path}/watch", params=params, timeout=hold + 15)
     try:
-        answer = yield from ask(call, name=run.name, patience=left)
+        answer = yield from ask(call, name=run.name, patience=left + LAST_LOOK)
     except NetworkError:
         return seen  # the deadline decides what that means
-    return run.take(parse_run(answer.json()))
+    return run.take(answer.parsed(parse_run))
 
 
 def _look_again(run: Remembered, seen: RunView, deadline: float) -> Flow[RunView]:
@@ -259,7 +306,7 @@ def _look_again(run: Remembered, seen: RunView, deadline: float) -> Flow[RunView
 def events(run: Remembered, since: int = 0, limit: int | None = None) -> Flow[list[Event]]:
     call = Call(method="GET", path=f"{run.path}/events", params={"since": since or None, "limit": limit})
     answer = yield from ask(call, name=run.name)
-    return [parse_event(e) for e in answer.json()["events"]]
+    return answer.parsed(lambda body: [parse_event(e) for e in body["events"]])
 
 
 def series(
@@ -267,12 +314,12 @@ def series(
 ) -> Flow[list[Series]]:
     params = {"metric": metric, "rank": rank, "points": points, "since": since}
     answer = yield from ask(Call(method="GET", path=f"{run.path}/series", params=params), name=run.name)
-    return [parse_series(s) for s in answer.json()["series"]]
+    return answer.parsed(lambda body: [parse_series(s) for s in body["series"]])
 
 
 def why(run: Remembered) -> Flow[str]:
     answer = yield from ask(Call(method="GET", path=f"{run.path}/why"), name=run.name)
-    return str(answer.json()["why"])
+    return answer.parsed(lambda body: str(body["why"]))
 
 
 def logs(run: Remembered, ranks: Sequence[int] | None, tail: int | None) -> Flow[str]:
@@ -309,13 +356,13 @@ def stream_logs(run: Remembered, ranks: Sequence[int] | None, tail: int | None, 
             if isinstance(line, NoAnswer):
                 broken = True
             elif line:
-                entry = json.loads(line)
-                rank, delay = entry["rank"], FIRST_DELAY
+                rank, text, cursor = _parsed_line(line, lambda e: (int(e["rank"]), str(e["line"]), e.get("cursor")))
+                delay = FIRST_DELAY
                 since[rank] += 1
                 if since[rank] > again[rank]:
-                    yield Emit((rank, entry["line"]))
-                if "cursor" in entry:
-                    cursors[rank] = entry["cursor"]
+                    yield Emit((rank, text))
+                if cursor is not None:
+                    cursors[rank] = str(cursor)
                     since[rank] = again[rank] = 0
         yield Sleep(delay, jitter=True)
         delay = min(delay * 2, LONGEST_DELAY)
@@ -323,14 +370,16 @@ def stream_logs(run: Remembered, ranks: Sequence[int] | None, tail: int | None, 
 
 def results(run: Remembered, timeout: float | None) -> Flow[dict[int, Any]]:
     """What the shipped function returned, by rank; the run must have succeeded."""
+    deadline = None if timeout is None else (yield Now()) + timeout
     yield from wait(run, waits.complete, timeout)
-    return (yield from results_so_far(run))
+    return (yield from results_so_far(run, None if deadline is None else max(0.0, deadline - (yield Now()))))
 
 
-def results_so_far(run: Remembered) -> Flow[dict[int, Any]]:
+def results_so_far(run: Remembered, patience: float | None = None) -> Flow[dict[int, Any]]:
     """What ranks have returned, by rank, whatever became of the others."""
-    answer = yield from ask(Call(method="GET", path=f"{run.path}/results"), name=run.name)
-    return {int(rank): value for rank, value in answer.json()["results"].items()}
+    call = Call(method="GET", path=f"{run.path}/results")
+    answer = yield from ask(call, name=run.name, patience=patience)
+    return answer.parsed(lambda body: {int(rank): value for rank, value in body["results"].items()})
 
 
 def execute(run: Remembered, command: Sequence[str], rank: int) -> Flow[None]:
@@ -348,8 +397,12 @@ def execute(run: Remembered, command: Sequence[str], rank: int) -> Flow[None]:
         line: str | NoAnswer | None = yield NextLine()
         if not isinstance(line, str):
             raise NetworkError("the connection broke before the command had ended")
-        entry = json.loads(line)
-        if "exitCode" in entry:
-            yield Emit(int(entry["exitCode"]))
+        emitted = _parsed_line(line, lambda e: int(e["exitCode"]) if "exitCode" in e else (e["stream"], e["text"]))
+        yield Emit(emitted)
+        if isinstance(emitted, int):
             return
-        yield Emit((entry["stream"], entry["text"]))
+
+
+def _parsed_line(line: str, parse: Callable[[Any], T]) -> T:
+    """One line of a stream of JSON, held to the same rule as a whole answer."""
+    return Answer(200, {}, line.encode()).parsed(parse)

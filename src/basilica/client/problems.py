@@ -29,12 +29,12 @@ def error_of(answer: Answer, name: str = "") -> BasilicaError:
     """The exception that an error answer stands for; `name` is the run that was asked about."""
     code, message, details = _parts(answer)
     match code:
-        case "WorldSizeOutOfBounds":
+        case "WorldSizeOutOfBounds" if _has(details, "requested", "min", "max"):
             return WorldSizeOutOfBounds(details["requested"], details["min"], details["max"])
-        case "QuotaExceeded" if "limit" in details:
+        case "QuotaExceeded" if _has(details, "what", "limit", "current", "requested"):
             return QuotaExceeded(details["what"], details["limit"], details["current"], details["requested"])
         case "UDTerminalState":
-            return UDTerminalState(details.get("phase", ""), details.get("requestedTarget"))
+            return UDTerminalState(details.get("phase", ""), details.get("requestedTarget"), name)
         case "WorldClosed":
             return WorldClosed(name, details.get("requestedTarget", 0))
         case "NameInUse":
@@ -65,6 +65,11 @@ def _by_status(answer: Answer, name: str, message: str, details: dict[str, Any])
             return ServerError(status, message)
 
 
+def _has(details: dict[str, Any], *names: str) -> bool:
+    """Another server's error may have the same code and none of the facts."""
+    return all(name in details for name in names)
+
+
 def retry_after(answer: Answer) -> float | None:
     try:
         return float(answer.headers.get("retry-after", ""))
@@ -75,7 +80,8 @@ def retry_after(answer: Answer) -> float | None:
 def _parts(answer: Answer) -> tuple[str, str, dict[str, Any]]:
     try:
         error = json.loads(answer.content)["error"]
-        return str(error["code"]), str(error["message"]), error.get("details") or {}
-    except (ValueError, LookupError, TypeError):
+        details = error["details"] if isinstance(error.get("details"), dict) else {}
+        return str(error["code"]), str(error["message"]), details
+    except (AttributeError, LookupError, TypeError, ValueError):
         text = answer.content[:500].decode("utf-8", "replace").strip()
         return "", text or f"the server answered {answer.status}", {}

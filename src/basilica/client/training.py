@@ -37,7 +37,8 @@ class DistributedMetrics:
 class DistributedTraining:
     """One run. `name` may be its instance name or its own name, which means the newest run of that name.
 
-    As a context manager it cancels a live run on leaving and keeps its record; with `delete_on_exit` it removes it.
+    As a context manager it cancels a live run on leaving and keeps its record; with `delete_on_exit`, and where the
+    server cannot cancel, it removes it.
 
     >>> training = basilica.DistributedTraining(client, "llama")      # doctest: +SKIP
     >>> training.scale(4)                                             # doctest: +SKIP
@@ -312,10 +313,7 @@ class DistributedTraining:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.delete_on_exit:
-            self.delete()
-        else:
-            self.cancel()
+        self._client._blocking.run(flows.leave(self._run, DELETE_SECONDS, remove=self.delete_on_exit))
 
     async def __aenter__(self) -> "DistributedTraining":
         return self
@@ -323,13 +321,11 @@ class DistributedTraining:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.delete_on_exit:
-            await self.delete_async()
-        else:
-            await self.cancel_async()
+        await self._client._async.run(flows.leave(self._run, DELETE_SECONDS, remove=self.delete_on_exit))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return DistributedTraining, (self._client, self.name)
+        """A copy, here or in another process, remembers what was asked for, and fetches what it looks like."""
+        return _handle, (self._client, self.name, self.delete_on_exit, self._run.requested_target)
 
     def __repr__(self) -> str:
         view = self._run.view
@@ -350,6 +346,13 @@ class DistributedTraining:
                 yield from DistributedTraining(client, name).changes()
 
         self._shown = show_live(self._view, changes())
+
+
+def _handle(
+    client: "BasilicaClient", name: str, delete_on_exit: bool, requested_target: int | None
+) -> DistributedTraining:
+    run = Remembered(name, requested_target=requested_target)
+    return DistributedTraining(client, name, delete_on_exit=delete_on_exit, _run=run)
 
 
 def _ranks(rank: int | None) -> list[int] | None:

@@ -1,12 +1,12 @@
 """A run as clients see it: the answers of a server, ours or another, parsed once."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
 from typing import Any
 
 from basilica.core.seen import BenchPoint
-from basilica.core.waits import ExitSummary, Snapshot
+from basilica.core.waits import Snapshot
 from basilica.core.world import WorldStatus, last_line
 
 _TERMINAL = ("succeeded", "failed", "cancelled")
@@ -74,14 +74,15 @@ class RankStatus:
     stalled: Stalled | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RankExit:
     """How a rank ended. `exit_code` -1 with reason `Unknown`: nobody knows."""
 
     rank: int
     exit_code: int
     termination_reason: str
-    restart_count: int
+    restart_count: int = 0
+    _: KW_ONLY
     signal: str | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
@@ -199,9 +200,7 @@ class RunView:
             observed_generation=self.observed_generation,
             surplus=len(running) if self.tells_changes else 0,
             requested_target=requested_target,
-            rank_exits=tuple(
-                ExitSummary(e.rank, e.exit_code, e.termination_reason, e.restart_count, e.error) for e in self.exits
-            ),
+            rank_exits=self.exits,
             bench_phase=None if self.bench is None else self.bench.phase,
         )
 
@@ -210,15 +209,15 @@ def parse_run(body: Mapping[str, Any]) -> RunView:
     """A DeploymentResponse; what a server does not tell has its neutral value."""
     gang = body.get("distributed") or {}
     return RunView(
-        instance=body["instanceName"],
-        name=body.get("friendlyName") or body["instanceName"],
+        instance=_name(body),
+        name=body.get("friendlyName") or _name(body),
         namespace=body.get("namespace", ""),
         phase=body.get("phase") or "",
         message=body.get("message") or "",
         world=parse_world(gang.get("worldSize") or {}),
-        version=body.get("version", 0),
-        generation=gang.get("generation", 0),
-        observed_generation=gang.get("observedGeneration", 0),
+        version=_count(body, "version"),
+        generation=_count(gang, "generation"),
+        observed_generation=_count(gang, "observedGeneration"),
         settled=gang.get("settled", False),
         blocked_on=gang.get("blockedOn", ""),
         created_at=moment(body.get("createdAt")),
@@ -233,13 +232,13 @@ def parse_run(body: Mapping[str, Any]) -> RunView:
 def parse_summary(body: Mapping[str, Any]) -> RunView:
     """One row of a listing."""
     return RunView(
-        instance=body["instanceName"],
-        name=body.get("friendlyName") or body["instanceName"],
+        instance=_name(body),
+        name=body.get("friendlyName") or _name(body),
         namespace=body.get("namespace", ""),
         phase=body.get("phase") or str(body.get("state", "")).lower(),
         message=body.get("message") or "",
         world=parse_world(body.get("worldSize") or {}),
-        version=body.get("version", 0),
+        version=_count(body, "version"),
         created_at=moment(body.get("createdAt")),
         raw=body,
     )
@@ -247,11 +246,11 @@ def parse_summary(body: Mapping[str, Any]) -> RunView:
 
 def parse_world(body: Mapping[str, Any]) -> WorldStatus:
     return WorldStatus(
-        body.get("ready", 0),
-        body.get("target", 0),
-        body.get("min", 0),
-        body.get("max", 0),
-        body.get("belowMinimum", False),
+        _count(body, "ready"),
+        _count(body, "target"),
+        _count(body, "min"),
+        _count(body, "max"),
+        bool(body.get("belowMinimum", False)),
     )
 
 
@@ -281,6 +280,20 @@ def parse_series(body: Mapping[str, Any]) -> Series:
     return Series(rank=body["rank"], worker=body.get("worker", 0), metric=body["metric"], points=tuple(points))
 
 
+def _name(body: Mapping[str, Any]) -> str:
+    if not isinstance(body["instanceName"], str):
+        raise TypeError(f"instanceName is {body['instanceName']!r}, not a text")
+    return body["instanceName"]
+
+
+def _count(body: Mapping[str, Any], key: str, default: int | None = 0) -> int:
+    """A whole number, which waits compare; anything else in its place is an answer of another shape."""
+    value = body.get(key, default)
+    if not isinstance(value, int):
+        raise TypeError(f"{key} is {value!r}, not a whole number")
+    return value
+
+
 def moment(text: str | None) -> datetime | None:
     """RFC 3339; another server's free text is no time."""
     try:
@@ -291,10 +304,10 @@ def moment(text: str | None) -> datetime | None:
 
 def _rank(body: Mapping[str, Any]) -> RankStatus:
     return RankStatus(
-        rank=body["rank"],
+        rank=_count(body, "rank", None),
         pod_name=body.get("podName", ""),
         phase=body.get("phase", "Unknown"),
-        restarts=body.get("restarts", 0),
+        restarts=_count(body, "restarts"),
         node=body.get("nodeName"),
         provider=body.get("provider"),
         region=body.get("region"),
@@ -325,10 +338,10 @@ def _stalled(body: Mapping[str, Any]) -> Stalled:
 
 def _exit(body: Mapping[str, Any]) -> RankExit:
     return RankExit(
-        rank=body["rank"],
-        exit_code=body["exitCode"],
+        rank=_count(body, "rank", None),
+        exit_code=_count(body, "exitCode", None),
         termination_reason=body.get("terminationReason") or "Unknown",
-        restart_count=body.get("restartCount", 0),
+        restart_count=_count(body, "restartCount"),
         signal=body.get("signal"),
         started_at=moment(body.get("startedAt")),
         finished_at=moment(body.get("finishedAt")),

@@ -2,18 +2,18 @@
 
 BasilicaError
 ├── ValidationError(field, value, problem)          400
-│   └── WorldSizeOutOfBounds(requested, min, max)    400
+│   └── WorldSizeOutOfBounds(requested, min, max)    400   a DistributedError too
 ├── AuthenticationError(problem)                     401
 ├── AuthorizationError(problem)                      403
-│   └── QuotaExceeded(what, limit, current, requested)
+│   └── QuotaExceeded(what, limit, current, requested)     a DistributedError too
 ├── DeploymentNotFound(name)                         404
 ├── Conflict(problem)                                409
 │   └── NameInUse(name, instance)
 ├── DistributedError(problem)                        409
-│   ├── UDTerminalState(phase, requested_target)
+│   ├── UDTerminalState(phase, requested_target, name)
 │   ├── WorldClosed(name, requested_target)
 │   ├── RendezvousUnavailable(problem)
-│   └── BelowMinimumWorld(name, phase, ready, required_min, timeout, rank_exits)    raised by waits only
+│   └── BelowMinimumWorld(name, phase, ready, required_min, timeout, rank_exits, waited_for, target)   by waits only
 ├── RateLimitError(retry_after)                      429
 ├── NetworkError(problem)                            raised by clients only: no answer within the time
 ├── ServerError(status, message)                     raised by clients only: an answer that is none of these
@@ -32,6 +32,11 @@ class BasilicaError(Exception):
     retryable: ClassVar[bool] = False
     training: Any = None  # the handle of the run, where a deploy had made one before it failed
 
+    @property
+    def message(self) -> str:
+        """The text of the error."""
+        return str(self)
+
 
 class ValidationError(BasilicaError, ValueError):
     code = "BASILICA_API_INVALID_REQUEST"
@@ -44,7 +49,11 @@ class ValidationError(BasilicaError, ValueError):
         return f"{self.field}: {self.problem} (got {_short(self.value)})"
 
 
-class WorldSizeOutOfBounds(ValidationError):
+class DistributedError(BasilicaError):
+    code = "DistributedError"
+
+
+class WorldSizeOutOfBounds(ValidationError, DistributedError):
     code = "WorldSizeOutOfBounds"
 
     def __init__(self, requested: int, min: int, max: int) -> None:
@@ -64,7 +73,7 @@ class AuthorizationError(BasilicaError):
     code = "BASILICA_API_AUTHZ_ERROR"
 
 
-class QuotaExceeded(AuthorizationError):
+class QuotaExceeded(AuthorizationError, DistributedError):
     code = "QuotaExceeded"
 
     def __init__(self, what: str, limit: int, current: int, requested: int) -> None:
@@ -108,20 +117,17 @@ class StaleVersion(Conflict):
     """Somebody else wrote in between: load again. Never leaves the control plane."""
 
 
-class DistributedError(BasilicaError):
-    code = "DistributedError"
-
-
 class UDTerminalState(DistributedError):
     code = "UDTerminalState"
 
-    def __init__(self, phase: str, requested_target: int | None = None) -> None:
-        super().__init__(phase, requested_target)
-        self.phase, self.requested_target = phase, requested_target
+    def __init__(self, phase: str, requested_target: int | None = None, name: str = "") -> None:
+        super().__init__(phase, requested_target, name)
+        self.phase, self.requested_target, self.name = phase, requested_target, name
 
     def __str__(self) -> str:
-        wish = "" if self.requested_target is None else f"; it cannot be scaled to {self.requested_target}"
-        return f"the run has ended ({self.phase}){wish}"
+        run = f"run {self.name!r}" if self.name else "the run"
+        refused = "" if self.requested_target is None else f"; it cannot be scaled to {self.requested_target}"
+        return f"{run} has ended ({self.phase}){refused}"
 
 
 class WorldClosed(DistributedError):
@@ -149,29 +155,50 @@ class ExitLike(Protocol):
 
 
 class BelowMinimumWorld(DistributedError):
-    """A wait was not fulfilled: the run failed, was cancelled, or the time was up (`phase` tells)."""
+    """A wait was not fulfilled: the run failed, was cancelled, or the time was up (`phase` tells).
+
+    `waited_for` names the goal of the wait, and `target` the world that was wanted when it ended.
+    """
 
     code = "BelowMinimumWorld"
 
     def __init__(  # noqa: PLR0917 (`args` must mirror the signature)
-        self, name: str, phase: str, ready: int, required_min: int, timeout: float, rank_exits: Sequence[ExitLike] = ()
+        self,
+        name: str,
+        phase: str,
+        ready: int,
+        required_min: int,
+        timeout: float,
+        rank_exits: Sequence[ExitLike] = (),
+        waited_for: str = "",
+        target: int | None = None,
     ) -> None:
-        super().__init__(name, phase, ready, required_min, timeout, rank_exits)
+        super().__init__(name, phase, ready, required_min, timeout, rank_exits, waited_for, target)
         self.name, self.phase, self.ready, self.required_min = name, phase, ready, required_min
         self.timeout, self.rank_exits = timeout, tuple(rank_exits)
+        self.waited_for, self.target = waited_for, target
 
     def __str__(self) -> str:
-        return f"{self.ready} of {self.required_min} ranks ready; UD {self.name!r} " + self._end()
+        return self._end() if self.phase in ("failed", "cancelled") else self._time_out()
+
+    def _time_out(self) -> str:
+        goal = self.waited_for or f"{self.required_min} ranks to be up"
+        target = "" if self.target is None else f", target {self.target}"
+        return (
+            f"UD {self.name!r}: waited {self.timeout:g} s for {goal}; "
+            f"phase {self.phase or 'not yet observed'!r}, {self.ready} ready of {self.required_min} required{target}"
+        )
 
     def _end(self) -> str:
-        if self.phase not in ("failed", "cancelled"):
-            return f"is {self.phase or 'not yet observed'} after {self.timeout:g} s"
         bad = "; ".join(
             f"rank {e.rank}: exit_code={e.exit_code} reason={e.termination_reason}" + (f" {e.error}" if e.error else "")
             for e in self.rank_exits
             if e.exit_code != 0
         )
-        return f"reached terminal phase {self.phase!r} ({bad or 'no per-rank exits recorded'})"
+        return (
+            f"{self.ready} of {self.required_min} ranks ready; UD {self.name!r} reached terminal phase {self.phase!r} "
+            f"({bad or 'no per-rank exits recorded'})"
+        )
 
 
 class RendezvousUnavailable(DistributedError):
@@ -204,7 +231,12 @@ class ServerError(BasilicaError):
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(status, message)
-        self.status, self.message = status, message
+        self.status = status
+
+    @property
+    def message(self) -> str:
+        """The server's own text."""
+        return str(self.args[1])
 
     def __str__(self) -> str:
         return f"the server answered {self.status}: {self.message}"

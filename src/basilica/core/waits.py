@@ -6,20 +6,9 @@ A rule looks at a Snapshot and says whether the wait is over; a run that is lost
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from basilica.core.errors import BelowMinimumWorld, UDTerminalState
+from basilica.core.errors import BelowMinimumWorld, ExitLike, UDTerminalState
 from basilica.core.phase import BenchPhase
 from basilica.core.world import WorldStatus
-
-
-@dataclass(frozen=True, slots=True)
-class ExitSummary:
-    """As much of an exit as every server tells."""
-
-    rank: int
-    exit_code: int | None
-    termination_reason: str
-    restart_count: int = 0
-    error: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +26,7 @@ class Snapshot:
     observed_generation: int = 0
     surplus: int = 0  # ranks at or above the target that still run
     requested_target: int | None = None
-    rank_exits: Sequence[ExitSummary] = ()
+    rank_exits: Sequence[ExitLike] = ()
     bench_phase: str | None = None
 
     @property
@@ -85,13 +74,14 @@ def bench_complete(seen: Snapshot, timeout: float) -> bool:
 def refuse_ended(seen: Snapshot) -> None:
     """`wait_until_complete` on a run that is over already at entry."""
     if seen.lost or seen.succeeded:
-        raise UDTerminalState(seen.phase)
+        raise UDTerminalState(seen.phase, name=seen.name)
 
 
 def timed_out(seen: Snapshot, timeout: float, *, rule: Rule) -> BelowMinimumWorld:
-    """What to raise when the time is up and the last look did not end the wait."""
+    """The error of a wait whose time is up and whose last look did not end it."""
     required = wanted_target(seen) if rule is target_world else seen.world.min
-    return BelowMinimumWorld(seen.name, seen.phase, seen.world.ready, required, timeout, seen.rank_exits)
+    goal = "the run to complete" if rule is complete else f"{_ranks(required)} to be up"
+    return _unfulfilled(seen, required, timeout, goal)
 
 
 def wanted_target(seen: Snapshot) -> int:
@@ -102,4 +92,15 @@ def wanted_target(seen: Snapshot) -> int:
 
 def _refuse_lost(seen: Snapshot, required: int, timeout: float) -> None:
     if seen.lost:
-        raise BelowMinimumWorld(seen.name, seen.phase, seen.world.ready, required, timeout, seen.rank_exits)
+        raise _unfulfilled(seen, required, timeout)
+
+
+def _unfulfilled(seen: Snapshot, required: int, timeout: float, goal: str = "") -> BelowMinimumWorld:
+    target = wanted_target(seen)
+    return BelowMinimumWorld(
+        seen.name, seen.phase, seen.world.ready, required, timeout, tuple(seen.rank_exits), goal, target
+    )
+
+
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"

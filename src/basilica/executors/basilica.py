@@ -217,7 +217,8 @@ def _states(run: "Remembered", deadline: float) -> "Flow[None]":
                 hold = min(left, LONG_POLL_SECONDS)
                 params = {"since": view.version, "wait": f"{hold:.3f}"}
                 call = Call(method="GET", path=f"{run.path}/watch", params=params, timeout=hold + 15)
-                newer = parse_run((yield from flows.ask(call, name=run.name, patience=left)).json())
+                answer = yield from flows.ask(call, name=run.name, patience=left + flows.LAST_LOOK)
+                newer = answer.parsed(parse_run)
             else:
                 yield Sleep(min(left, LOOK_AGAIN_SECONDS))
                 newer = yield from flows.fetch(run, left)

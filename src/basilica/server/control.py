@@ -82,7 +82,7 @@ class ControlPlane:
         def change(deployment: Deployment) -> DeploymentSpec:
             spec, status = deployment.spec, deployment.status
             if status.phase.terminal or spec.wanted is not Wanted.RUN:
-                raise UDTerminalState(status.phase.value, target)
+                raise UDTerminalState(status.phase.value, target, spec.name)
             scaled = spec.scaled(target)
             if target == spec.world.target:
                 return spec
@@ -99,7 +99,7 @@ class ControlPlane:
         def change(deployment: Deployment) -> DeploymentSpec:
             spec, status = deployment.spec, deployment.status
             if status.phase.terminal or spec.wanted is not Wanted.RUN:
-                raise UDTerminalState(status.phase.value)
+                raise UDTerminalState(status.phase.value, name=spec.name)
             if status.closed:
                 raise WorldClosed(spec.name, spec.world.target)
             return spec.restarted()
