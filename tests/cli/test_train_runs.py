@@ -161,7 +161,7 @@ def test_a_run_that_is_not_up_in_time_is_kept() -> None:
     with lying(sequence((200, run_body("pending", ready=0, generation=1, version=1)))) as server:
         env = {"BASILICA_API_URL": server.url}
         done = cli("train", "up", "run", "--world-size", "1", "--timeout", "0s", *FOREVER, env=env)
-        assert "0 of 1 ranks ready" in one_line(done, 124)
+        assert "0 ready of 1 required" in one_line(done, 124)
         assert server.count("DELETE") == 0
 
 
