@@ -26,7 +26,7 @@ from basilica.diloco.trainer import ArrayValues
 from tests.diloco.faulty import Fault, FaultyStore, Request, repeated
 from tests.diloco.test_run import inner, parameters
 
-WORLD, ROUNDS, TIMEOUT = 2, 5, 30.0
+WORLD, ROUNDS, TIMEOUT = 2, 4, 60.0
 H = 2
 
 
@@ -75,21 +75,24 @@ def struck(run: Callable[[Sequence[FaultyStore]], Any], rank: int, fault: Fault)
     return run(views), views[rank].struck
 
 
-@pytest.mark.parametrize("options", [{}, {"retain": 0}, {"wire": "int4"}, {"quorum": 1}], ids=str)
-@pytest.mark.parametrize("rank", range(WORLD))
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rank", "options"),
+    [(0, {"retain": 0}), (1, {}), (0, {"wire": "int4"}), (1, {"quorum": 1, "grace": 1e6})],
+    ids=str,
+)
 def test_an_all_reduce_is_right_whichever_of_its_requests_fails(rank: int, options: dict[str, Any]) -> None:
     def run(views: Sequence[ObjectStore]) -> Any:
-        return reduce_rounds(views, grace=10.0, **options)
+        return reduce_rounds(views, **options)
 
     undisturbed = run([FaultyStore(store) for store in [MemoryStore()] * WORLD])
     assert undisturbed == [RIGHT] * WORLD or "wire" in options
     operations = set()
     for request in every_request(run, rank):
-        for effect in (False, True):
-            for error in (Refused(errno.EIO, "no answer"), KeyboardInterrupt()):
-                means, hit = struck(run, rank, Fault(request, effect, error))
-                assert means == undisturbed, (request, effect, error)
-                operations |= {request.operation} if hit else set()
+        for effect, error in ((False, Refused(errno.EIO, "no answer")), (True, KeyboardInterrupt())):
+            means, hit = struck(run, rank, Fault(request, effect, error))
+            assert means == undisturbed, (request, effect, error)
+            operations |= {request.operation} if hit else set()
     assert operations == ({"create", "read", "list", "delete"} if rank == 0 else {"create", "read", "list"})
 
 
@@ -100,7 +103,7 @@ def train(views: Sequence[ObjectStore], **options: Any) -> list[bytes]:
         arrays = parameters()
         with ObjectStoreAllReduce("memory://", rank, WORLD, store=views[rank], timeout=TIMEOUT) as allreduce:
             diloco, _ = repeated(lambda: ArrayDiLoCo(arrays, allreduce, H, **options), Refused)
-            while diloco.step_count < 4 * H:
+            while diloco.step_count < 3 * H:
                 inner(arrays, rank, diloco.step_count)
                 repeated(lambda: diloco.step(samples=3 + rank), Refused)
             repeated(diloco.close, Refused)
@@ -109,17 +112,12 @@ def train(views: Sequence[ObjectStore], **options: Any) -> list[bytes]:
     return together(replica)
 
 
-TRAININGS: list[dict[str, Any]] = [
-    {},
-    {"delay": 1, "mix": 0.5},
-    {"fragments": 2},
-    {"checkpoint_every": 3},
-]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("options", TRAININGS, ids=str)
-@pytest.mark.parametrize("rank", range(WORLD))
+@pytest.mark.parametrize(
+    ("rank", "options"),
+    [(0, {}), (1, {}), (0, {"delay": 1, "mix": 0.5}), (0, {"fragments": 2}), (0, {"checkpoint_every": 3})],
+    ids=str,
+)
 def test_a_training_is_the_same_whichever_of_its_requests_fails(rank: int, options: dict[str, Any]) -> None:
     def run(views: Sequence[FaultyStore]) -> Any:
         return train(views, **options), _kept(views[0])
@@ -399,11 +397,11 @@ def test_a_disk_that_fails_at_any_call_gives_an_error_or_the_right_mean(
         return real(*given, **options)
 
     monkeypatch.setattr(f"basilica.diloco.stores.file.os.{call}", failing)
-    for fails_at in range(1, 26):
+    for fails_at in range(1, 13):
         uses = 0
         stores = [FileStore(f"{root}/{fails_at}")] * WORLD
         assert reduce_rounds(stores, retain=0) == [RIGHT] * WORLD, f"{call} number {fails_at}"
-    assert hits >= 5
+    assert hits >= 3
 
 
 def test_a_directory_that_may_not_be_written_any_more_stops_no_round(tmp_path: Path) -> None:
