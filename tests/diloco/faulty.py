@@ -30,7 +30,7 @@ class Fault:
 
 class FaultyStore:
     def __init__(self, store: ObjectStore, fault: Fault | None = None) -> None:
-        self._store, self._fault = store, fault
+        self.store, self._fault = store, fault
         self.first_pause, self.longest_pause = store.first_pause, store.longest_pause
         self.piece_bytes, self.parallel = store.piece_bytes, store.parallel
         self.struck = False
@@ -39,22 +39,22 @@ class FaultyStore:
         self._guard = threading.Lock()
 
     def put(self, key: str, size: int, buffers: Iterable[memoryview]) -> None:
-        self._asked("put", key, lambda: self._store.put(key, size, buffers))
+        self._asked("put", key, lambda: self.store.put(key, size, buffers))
 
     def put_if_absent(self, key: str, size: int, buffers: Iterable[memoryview]) -> bool:
-        return self._asked("create", key, lambda: self._store.put_if_absent(key, size, buffers))
+        return self._asked("create", key, lambda: self.store.put_if_absent(key, size, buffers))
 
     def read(self, range: Range) -> memoryview | None:
-        return self._asked("read", range.key, lambda: self._store.read(range))
+        return self._asked("read", range.key, lambda: self.store.read(range))
 
     def list(self, prefix: str, after: str = "") -> tuple[Found, ...]:
-        return self._asked("list", prefix, lambda: self._store.list(prefix, after))
+        return self._asked("list", prefix, lambda: self.store.list(prefix, after))
 
     def delete(self, keys: Sequence[str]) -> None:
-        self._asked("delete", keys[0] if keys else "", lambda: self._store.delete(keys))
+        self._asked("delete", keys[0] if keys else "", lambda: self.store.delete(keys))
 
     def wait_for_change(self, prefix: str, seconds: float) -> None:
-        self._store.wait_for_change(prefix, seconds)
+        self.store.wait_for_change(prefix, seconds)
 
     def _asked(self, operation: str, key: str, answer: Callable[[], T]) -> T:
         with self._guard:
