@@ -374,6 +374,27 @@ def _view(puts: MemoryStore, store: MemoryStore) -> FaultyStore:
     return view
 
 
+class Doubting(MemoryStore):
+    """Its client repeats every create, as after a lost answer, and is told that something is there."""
+
+    def put_if_absent(self, key: str, size: int, buffers: Any) -> bool:
+        super().put_if_absent(key, size, buffers)
+        return False
+
+
+def test_a_create_that_finds_what_it_has_itself_written_is_one_start_and_one_round() -> None:
+    store, arrays = Doubting(), parameters()
+    with ObjectStoreAllReduce("memory://", 0, 1, store=store, timeout=TIMEOUT) as allreduce:
+        diloco = ArrayDiLoCo(arrays, allreduce, sync_every=1)
+        assert diloco.incarnation == 0
+        inner(arrays, 0, 0)
+        assert diloco.step()
+        diloco.close()
+    found = inspect_run(Bucket(store))
+    assert [(member.rank, member.incarnation, member.outcome) for member in found.members] == [(0, 0, "finished")]
+    assert [entry["round"] for entry in found.rounds] == [0]
+
+
 # Files, at the boundary of the operating system.
 
 

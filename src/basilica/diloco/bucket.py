@@ -14,6 +14,7 @@ each holds the fingerprint of the whole. A state that is not complete, or does n
 import json
 import os
 import re
+import secrets
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -131,8 +132,10 @@ class Bucket:
             before = self.store.list(f"{self.run_id}/members/{rank:05d}-")
             incarnation = 1 + max((_last_number(found.key) for found in before), default=-1)
             told = {"rank": rank, "incarnation": incarnation, "at": time.time(), "host": socket.gethostname()}
-            told |= {"pid": os.getpid(), **more}
-            if self._create_json(f"members/{rank:05d}-{incarnation:05d}.json", told):
+            told |= {"pid": os.getpid(), "token": secrets.token_hex(8), **more}
+            key = f"members/{rank:05d}-{incarnation:05d}.json"
+            # A store that repeats a request whose answer was lost finds our own document there.
+            if self._create_json(key, told) or (self._read_json(key) or {}).get("token") == told["token"]:
                 return incarnation
 
     def leave(self, rank: int, incarnation: int, **outcome: Any) -> None:

@@ -93,7 +93,7 @@ def check_backend(handle: ReplicaHandle, backend_name: str) -> None:
 def named_in(handle: ReplicaHandle, backend_name: str, key: str, default: str | None = None) -> str:
     """The name that a handle's metadata holds under `key`; `UnknownHandle` where there is none."""
     check_backend(handle, backend_name)
-    name = handle.metadata.get(key, default)
+    name = handle.metadata.get(key) or default
     if not isinstance(name, str) or not name:
         raise UnknownHandle(
             f"the handle of rank {handle.rank} has no {key!r} in its metadata, so it names no replica of the executor "

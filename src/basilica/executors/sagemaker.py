@@ -216,14 +216,19 @@ class SageMakerExecutor:
     def _list(self, handles: Sequence[ReplicaHandle]) -> list[str]:
         """The status of each, by a listing per gang; one that is in no listing is looked up by its name."""
         found: dict[str, str] = {}
-        for gang in dict.fromkeys(named_in(handle, self.backend_name, "gang") for handle in handles):
+        names = [_job(handle) for handle in handles]
+        for gang in dict.fromkeys(handle.metadata.get("gang") for handle in handles):
+            if not gang:
+                continue
             pages = self._sagemaker.get_paginator("list_training_jobs").paginate(
                 NameContains=f"{gang}-", PaginationConfig={"PageSize": PAGE}
             )
             for page in pages:
                 for job in page["TrainingJobSummaries"]:
                     found[job["TrainingJobName"]] = _status(job)
-        return [found.get(_job(handle)) or self._describe(handle)["status"] for handle in handles]
+        return [
+            found.get(name) or self._describe(handle)["status"] for name, handle in zip(names, handles, strict=True)
+        ]
 
     def _describe(self, handle: ReplicaHandle) -> dict[str, Any]:
         try:
