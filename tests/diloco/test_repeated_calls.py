@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,8 @@ def reduce_rounds(views: Sequence[ObjectStore], **options: Any) -> list[Any]:
         with ObjectStoreAllReduce("memory://", rank, WORLD, store=views[rank], timeout=TIMEOUT, **options) as allreduce:
             means = []
             for round in range(ROUNDS):
-                mine = [numbers(rank, round)]
-                found, _ = repeated(lambda mine=mine: allreduce.allreduce(mine), Refused, KeyboardInterrupt)
+                call = partial(allreduce.allreduce, [numbers(rank, round)])
+                found, _ = repeated(call, Refused, KeyboardInterrupt)
                 means.append(found[0].tolist())
             return means
 
@@ -103,7 +104,7 @@ def train(views: Sequence[ObjectStore], **options: Any) -> list[bytes]:
         arrays = parameters()
         with ObjectStoreAllReduce("memory://", rank, WORLD, store=views[rank], timeout=TIMEOUT) as allreduce:
             diloco, _ = repeated(lambda: ArrayDiLoCo(arrays, allreduce, H, **options), Refused)
-            while diloco.step_count < 3 * H:
+            while diloco.step_count < 4 * H:
                 inner(arrays, rank, diloco.step_count)
                 repeated(lambda: diloco.step(samples=3 + rank), Refused)
             repeated(diloco.close, Refused)
