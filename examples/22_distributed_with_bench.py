@@ -17,7 +17,7 @@ GRADIENTS_GB = 0.5  # what one step all-reduces: 4 bytes for each of 125 million
 def train() -> None:
     import time
 
-    while True:
+    for _ in range(40):
         time.sleep(1)  # a step of yours
 
 
@@ -27,14 +27,17 @@ def main() -> None:
         assert status is not None
         print(f"bench {status.phase}: {status.message}")
         link = training.bench
-        if link is None or link.busbw_gbps_p50 is None:
-            return
-        for point in link.sweep:
-            print(f"{point.size_bytes:>10} bytes {point.busbw_gbps:8.3f} GB/s {point.latency_us:10.1f} us")
-        print(f"{link.method}: {link.busbw_gbps_p50:.2f} GB/s between {link.probe_node_a} and {link.probe_node_b}")
-        print(
-            f"a step that takes longer than {GRADIENTS_GB / link.busbw_gbps_p50:.2f} s is not waiting for the network"
-        )
+        if link is not None and link.busbw_gbps_p50 is not None:
+            show(link, link.busbw_gbps_p50)
+        training.wait_until_complete()
+        print(f"the training has {training.phase}")
+
+
+def show(link: basilica.BenchResult, gb_per_second: float) -> None:
+    for point in link.sweep:
+        print(f"{point.size_bytes:>10} bytes {point.busbw_gbps:8.3f} GB/s {point.latency_us:10.1f} us")
+    print(f"{link.method}: {gb_per_second:.2f} GB/s between {link.probe_node_a} and {link.probe_node_b}")
+    print(f"a step that takes longer than {GRADIENTS_GB / gb_per_second:.2f} s is not waiting for the network")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ def schedule_of(seed: int) -> Schedule:
         faults=chance.randint(0, 12),
         crash=chance.choice((0.01, 0.05, 0.2)),
         stall=chance.choice((0.0, 0.01, 0.05)),
+        error=chance.choice((0.0, 0.02, 0.1)),
         rot=chance.choice((0.0, 0.0, 0.02)),
         torn=chance.random() < 0.7,
         stale_listings=chance.random() < 0.5,
@@ -49,6 +50,7 @@ def main() -> int:
                 flush=True,
             )
         seen.update(type(error).__name__ for error in simulation.errors)
+        seen["failed requests"] += len(simulation.failed)
         seen["faults"] += simulation.schedule.faults - simulation.faults
         seen["rounds finished"] += len(simulation.finished)
     print(f"{options.schedules} schedules in {time.perf_counter() - began:.1f} s, {broken} broken; {dict(seen)}")

@@ -2,14 +2,16 @@
 
 A schedule is a seed. Replicas crash at any effect and come back with the state of some earlier moment; an upload under
 way is then lost, done, torn, or arrives much later; listings are old; bytes rot; a second replica claims a rank.
-Whatever happens, `Simulation.run` checks what must hold.
+Any request of a call, housekeeping included, may raise: before it had its effect, after it (the answer was lost), or
+with an effect that comes much later; then the caller repeats the call. Whatever happens, `Simulation.run` checks what
+must hold.
 """
 
 import heapq
 import itertools
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,9 +21,11 @@ from basilica.diloco.arithmetic import Numbers
 from basilica.diloco.documents import Part, Place, Terms, Version, sealed
 from basilica.diloco.effects import Begin, Create, Delete, Effect, Finish, Flow, Found, List, Now, Pause, Put, Range
 from basilica.diloco.errors import BarrierTimeout, CorruptPart, RoundConflict, RoundError, RoundGone
-from basilica.diloco.housekeeping import announce, remove_round
+from basilica.diloco.housekeeping import Housekeeper
 from basilica.diloco.records import unseal
 from basilica.diloco.rounds import Outcome, Round
+from basilica.diloco.sequence import RoundSequence, Standing
+from basilica.diloco.troubles import Troubles
 from basilica.diloco.waiting import Settings
 
 TIMEOUT = 60.0
@@ -42,6 +46,7 @@ class Schedule:
     faults: int = 6
     crash: float = 0.02
     stall: float = 0.01
+    error: float = 0.0
     rot: float = 0.0
     torn: bool = True
     stale_listings: bool = True
@@ -94,27 +99,49 @@ class SimulatedStore:
 
 
 @dataclass
-class Kept:
-    """What a replica saved: it is started again from one of these."""
-
-    round: int = 0
-    chain: str = ""
-    expected: tuple[int, ...] = ()
-
-
-@dataclass
 class Replica:
     """One process after the other of one rank; `genuine` is False for an impostor."""
 
     rank: int
     genuine: bool = True
     incarnation: int = 0
-    kept: list[Kept] = field(default_factory=lambda: [Kept()])
+    kept: list[Standing] = field(default_factory=lambda: [Standing()])
+    """What it saved after each call that returned: it is started again from one of these."""
     flow: Flow[None] | None = None
     effect: Effect | None = None
     life: int = 0
     done: bool = False
     refused: bool = False
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a caller gave, and the round that it meant."""
+
+    rank: int
+    weight: float
+    numbers: np.ndarray[Any, Any]
+    round: int
+
+
+class RequestFailed(OSError):
+    """A request that got no answer, or a bad one."""
+
+    def __init__(self, effect: Effect, fate: str) -> None:
+        super().__init__(f"{type(effect).__name__} ({fate})")
+        self.effect = effect
+
+    def is_of(self, place: Place) -> bool:
+        """Whether the round itself needs the request; all others are housekeeping."""
+        match self.effect:
+            case Create(key) | Put(key):
+                return key.startswith(place.prefix)
+            case List(prefix):
+                return prefix in (place.prefix, place.joining(place.round + 1))
+            case Delete():
+                return False
+            case _:
+                return True
 
 
 class Violation(AssertionError):
@@ -136,9 +163,12 @@ class Simulation:
             self.replicas.append(Replica(self.chance.randrange(schedule.world), genuine=False))
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._ticks = 0
-        self._given: dict[str, tuple[int, float, np.ndarray[Any, Any]]] = {}
+        self._given: dict[str, Given] = {}
         self.finished: dict[int, tuple[Outcome, bytes]] = {}
         self.errors: list[RoundError] = []
+        self.failed: list[RequestFailed] = []
+        """Errors of requests that callers have seen."""
+        self.troubles = Troubles()
         self.events: list[str] = []
 
     # Time.
@@ -172,29 +202,35 @@ class Simulation:
         self._advance(replica, None)
 
     def _program(self, replica: Replica) -> Flow[None]:
-        """What a training does: one round after the other, each from what the one before gave."""
-        while replica.kept[-1].round < self.schedule.rounds:
-            kept = replica.kept[-1]
-            place = Place("run", "gradients", kept.round)
-            mine, target = self._numbers(replica, kept.round), np.zeros(NUMBERS, np.float32)
+        """What a training does: one call after the other; a call that failed is repeated as it was."""
+        sequence = self._sequence(replica)
+        while (round := replica.kept[-1].round) < self.schedule.rounds:
+            mine, target = self._numbers(replica, round), np.zeros(NUMBERS, np.float32)
             numbers = Numbers(["float32"], [mine], [target], chunk_bytes=CHUNK_BYTES)
+            stands = sequence.standing
             terms = Terms(
-                place=place,
-                base=kept.chain,
-                expected=kept.expected or tuple(range(self.schedule.world)),
+                place=Place("run", "gradients", stands.round),
+                base=stands.chain,
+                expected=stands.expected or tuple(range(self.schedule.world)),
                 quorum=self.schedule.quorum,
                 layout=numbers.layout.fingerprint,
             )
             weight = float(1 + replica.rank)
-            self._remember(terms, replica, weight, numbers, mine)
+            self._remember(terms, replica, weight, numbers, Given(replica.rank, weight, mine, round))
             course = Round(terms, replica.rank, weight, numbers, self.settings, incarnation=replica.incarnation)
             try:
-                outcome = yield from course.play()
+                outcome = yield from sequence.play(course, lambda outcome: outcome)
+            except RequestFailed as error:
+                self.failed.append(error)
+                if not error.is_of(terms.place):
+                    raise Violation(f"the housekeeping of {terms.place} has failed it: {error}") from error
+                continue
             except RoundConflict as conflict:
                 self._refuse(replica, conflict)
                 return
             except RoundGone as gone:
                 self._catch_up(replica, gone)
+                sequence = self._sequence(replica)
                 continue
             except (BarrierTimeout, CorruptPart) as error:
                 self.errors.append(error)
@@ -202,13 +238,12 @@ class Simulation:
                     replica.refused = True  # whoever is missing may not come again
                     return
                 continue
-            self._check(outcome, target)
-            replica.kept.append(Kept(outcome.round + 1, outcome.chain, outcome.following))
-            if not outcome.counted:
-                yield from announce(place, outcome.round + 2, replica.rank)
-            if outcome.round >= 2 and replica.rank == min(outcome.weights):
-                yield from remove_round(Place(place.run, place.name, outcome.round - 2))
+            self._check(outcome, target, round)
+            replica.kept.append(sequence.standing)
         replica.done = True
+
+    def _sequence(self, replica: Replica) -> RoundSequence:
+        return RoundSequence(replica.kept[-1], Housekeeper(replica.rank, 1, self.troubles))
 
     def _refuse(self, replica: Replica, conflict: RoundConflict) -> None:
         self.errors.append(conflict)
@@ -230,10 +265,10 @@ class Simulation:
 
     # One effect.
 
-    def _advance(self, replica: Replica, answer: object) -> None:
+    def _advance(self, replica: Replica, answer: object, failed: RequestFailed | None = None) -> None:
         assert replica.flow is not None
         try:
-            replica.effect = replica.flow.send(answer)
+            replica.effect = replica.flow.send(answer) if failed is None else replica.flow.throw(failed)
         except StopIteration:
             return
         life = replica.life
@@ -250,6 +285,8 @@ class Simulation:
             return
         if self._strikes(self.schedule.crash):
             self._crash(replica)
+        elif self._fails(replica.effect):
+            self._fail(replica, replica.effect)
         else:
             self._advance(replica, self._answer(replica.effect))
         if self._strikes(self.schedule.rot):
@@ -260,6 +297,11 @@ class Simulation:
             self.faults -= 1
             return True
         return False
+
+    def _fails(self, effect: Effect) -> bool:
+        """Only what is a request of the store can fail; a schedule without errors draws no chance for them."""
+        asks = not isinstance(effect, Now | Pause | Begin)
+        return asks and self.schedule.error > 0 and self._strikes(self.schedule.error)
 
     def _answer(self, effect: Effect) -> object:
         match effect:
@@ -295,6 +337,30 @@ class Simulation:
         replica.incarnation += self.chance.randrange(2) if self.schedule.other_numbers else 0
         self.at(self.chance.expovariate(0.2), lambda: self._start(replica))
 
+    def _fail(self, replica: Replica, effect: Effect) -> None:
+        """One request fails, and the process lives on."""
+        fate = self.chance.choice(("before", "after", "late", "twice"))
+        if fate == "late" and not isinstance(effect, Create | Put | Delete):
+            fate = "after"
+        self.events.append(f"rank {replica.rank}: {type(effect).__name__} fails, {fate}")
+        if fate == "twice" and isinstance(effect, Create):
+            # The store's own client has repeated a request whose answer was lost, and finds what it has itself written.
+            self._answer(effect)
+            self._advance(replica, False)
+            return
+        if fate == "late":
+            self._leave_request(effect)
+        elif fate != "before":
+            self._answer(effect)
+        self._advance(replica, None, RequestFailed(effect, fate))
+
+    def _leave_request(self, effect: Effect) -> None:
+        """A request whose sender has given it up reaches the store much later."""
+        if isinstance(effect, Create | Put):
+            data = _joined(effect.size, effect.buffers)
+            effect = replace(effect, buffers=[memoryview(data)])
+        self.at(self.chance.uniform(1, 2 * TIMEOUT), lambda: (self._answer(effect), None)[1])
+
     def _leave_upload(self, effect: Create | Put) -> None:
         """The writer is dead, but what it sent may be anywhere."""
         data = _joined(effect.size, effect.buffers)
@@ -324,15 +390,15 @@ class Simulation:
 
     # What must hold.
 
-    def _remember(
-        self, terms: Terms, replica: Replica, weight: float, numbers: Numbers, mine: np.ndarray[Any, Any]
-    ) -> None:
+    def _remember(self, terms: Terms, replica: Replica, weight: float, numbers: Numbers, given: Given) -> None:
         digests = [numbers.digest(index) for index in range(len(numbers.layout.chunks))]
         for version in itertools.product(range(replica.incarnation + 1), range(MOST_REPAIRS)):
             _, id = sealed(Part.fields(terms, replica.rank, weight, Version(*version), digests))
-            self._given[id] = (replica.rank, weight, mine)
+            self._given.setdefault(id, given)
 
-    def _check(self, outcome: Outcome, mean: np.ndarray[Any, Any]) -> None:
+    def _check(self, outcome: Outcome, mean: np.ndarray[Any, Any], round: int) -> None:
+        if outcome.round != round:
+            raise Violation(f"the call of round {round} was answered with round {outcome.round}")
         first = self.finished.setdefault(outcome.round, (outcome, mean.tobytes()))
         if first[0].chain != outcome.chain or first[1] != mean.tobytes() or first[0].weights != outcome.weights:
             raise Violation(f"two results of round {outcome.round}: {first[0]} and {outcome}")
@@ -349,11 +415,13 @@ class Simulation:
         record = self.store.objects[place.manifest(outcome.attempt)]
         total, weights = np.zeros(NUMBERS, np.float64), 0.0
         for member in unseal(memoryview(record)).fields["members"]:
-            rank, weight, mine = self._given[member["part"]]
-            if rank != member["rank"] or outcome.weights[rank] != weight:
-                raise Violation(f"round {outcome.round} counted rank {rank} wrongly")
-            total += weight * mine.astype(np.float64)
-            weights += weight
+            given = self._given[member["part"]]
+            if given.rank != member["rank"] or outcome.weights[given.rank] != given.weight:
+                raise Violation(f"round {outcome.round} counted rank {given.rank} wrongly")
+            if given.round != outcome.round:
+                raise Violation(f"round {outcome.round} counted what rank {given.rank} gave for round {given.round}")
+            total += given.weight * given.numbers.astype(np.float64)
+            weights += given.weight
         if not np.allclose(mean, total / weights, rtol=1e-5, atol=1e-5):
             raise Violation(f"the mean of round {outcome.round} is wrong")
 

@@ -1,5 +1,6 @@
 """Whatever happens to the replicas and to the store: no wrong mean, no two results, no wait without end."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -8,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from basilica.diloco import exchange, rounds
+from basilica.diloco import documents, exchange, housekeeping, rounds, sequence
 from basilica.diloco.effects import Flow, Now
+from basilica.diloco.errors import RoundConflict
 from tests.diloco.explore import schedule_of
-from tests.diloco.simulation import Schedule, Simulation, Violation
+from tests.diloco.simulation import RequestFailed, Schedule, Simulation, Violation
 from tests.support.exploring import examples
 
 
@@ -26,6 +28,7 @@ def schedules(draw: Callable[..., Any]) -> Schedule:
         faults=draw(st.integers(0, 10)),
         crash=draw(st.sampled_from((0.0, 0.02, 0.2))),
         stall=draw(st.sampled_from((0.0, 0.05))),
+        error=draw(st.sampled_from((0.0, 0.02, 0.2))),
         rot=draw(st.sampled_from((0.0, 0.02))),
         torn=draw(st.booleans()),
         stale_listings=draw(st.booleans()),
@@ -55,6 +58,32 @@ def test_without_faults_every_replica_is_counted_in_one_attempt() -> None:
     assert not simulation.errors
 
 
+@pytest.mark.parametrize("quorum", [None, 1])
+def test_a_call_that_failed_at_any_request_is_repeated_and_nobody_is_refused(quorum: int | None) -> None:
+    failed = Counter[str]()
+    for seed in range(120):
+        simulation = Simulation(unanswered(seed, quorum=quorum)).run()
+        assert sorted(simulation.finished) == [0, 1, 2, 3, 4, 5]
+        assert not any(isinstance(error, RoundConflict) for error in simulation.errors)
+        failed.update(event.partition(": ")[2] for event in simulation.events if "fails" in event)
+    everywhere = {f"{what} fails, {fate}" for what in ("List", "Finish", "Create") for fate in ("before", "after")}
+    everywhere |= {"Create fails, late", "Create fails, twice", "Delete fails, before", "Delete fails, late"}
+    assert everywhere <= failed.keys()
+
+
+def test_the_wrong_mean_of_a_call_that_moves_on_too_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only that its housekeeping failed: the numbers of one round are counted in the next."""
+    monkeypatch.setattr(sequence.RoundSequence, "play", moves_first)
+    monkeypatch.setattr(RequestFailed, "is_of", lambda *_: True)
+    found = set()
+    for seed in range(60):
+        try:
+            Simulation(unanswered(seed)).run()
+        except Violation as violation:
+            found.add(str(violation))
+    assert any("counted what rank" in problem for problem in found), found
+
+
 def test_an_impostor_is_refused_and_the_round_is_right() -> None:
     simulation = Simulation(Schedule(seed=3, world=3, rounds=1, faults=0, impostor=True)).run()
     assert sum(replica.refused for replica in simulation.replicas) == 1
@@ -75,6 +104,28 @@ def unchecked(self: Any, rank: int, chunk: int, piece: range, *wires: Any) -> Fl
     wire = wires[0]
     offset = self.layout.chunks[chunk].offset - self.layout.chunks[piece[0]].offset
     return None if wire is None else wire[offset : offset + self.layout.chunks[chunk].length]
+
+
+def moves_first(self: Any, course: rounds.Round, deliver: Callable[[rounds.Outcome], Any]) -> Flow[Any]:
+    """A sequence that stands in the next round before its housekeeping is done."""
+    outcome = yield from course.play()
+    self.standing = sequence.Standing(outcome.round + 1, outcome.chain, outcome.following)
+    yield from strict(self._housekeeper, course.place, outcome)
+    return deliver(outcome)
+
+
+def strict(self: Any, place: documents.Place, outcome: rounds.Outcome) -> Flow[None]:
+    """Housekeeping whose errors are errors of the call."""
+    if not outcome.counted:
+        yield from housekeeping.announce(place, place.round + 2, self._rank)
+    old = place.round - 1 - self._retain
+    if old >= 0 and self._rank == min(outcome.weights):
+        yield from housekeeping.remove_round(documents.Place(place.run, place.name, old))
+
+
+def unanswered(seed: int, **more: Any) -> Schedule:
+    """Requests fail, and nothing else happens."""
+    return Schedule(seed=seed, world=2, rounds=6, crash=0.0, stall=0.0, error=0.1, faults=30, **more)
 
 
 def drowsy(seed: int, **more: Any) -> Schedule:
@@ -104,6 +155,12 @@ BROKEN = {
         "_was_left",
         no,
         [drowsy(seed, faults=16, crash=0.1, other_numbers=True, impostor=seed % 2 == 0) for seed in range(1550, 1610)],
+    ),
+    "a call that has moved on fails in its housekeeping": Broken(
+        sequence.RoundSequence, "play", moves_first, [unanswered(seed) for seed in range(60)]
+    ),
+    "housekeeping fails a round": Broken(
+        housekeeping.Housekeeper, "after", strict, [unanswered(seed) for seed in range(60)]
     ),
 }
 

@@ -143,6 +143,16 @@ def test_a_bucket_that_is_missing_is_named_at_once_however_patient(s3: str) -> N
             "refuses: 400 Bad Request: A: b c",
             False,
         ),
+        (
+            "DeleteObjects request failed for key a/b: Access Denied (code: AccessDenied)",
+            "refuses: DeleteObjects request failed for key a/b: Access Denied (code: AccessDenied)",
+            False,
+        ),
+        (
+            "DeleteObjects request failed for key a/b: Reduce your rate (code: SlowDown)",
+            "does not answer: DeleteObjects request failed for key a/b: Reduce your rate (code: SlowDown)",
+            True,
+        ),
     ],
 )
 def test_what_a_store_says_is_understood(told: str, words: str, passes: bool) -> None:

@@ -69,6 +69,7 @@ def test_torchrun_allreduce(state_dir: Path) -> None:
 
 
 def test_21_distributed_torchrun(state_dir: Path) -> None:
+    assert "c10d" not in (ROOT / "examples/21_distributed_torchrun.py").read_text(), "it shows our own rendezvous"
     said = run("21_distributed_torchrun.py", state_dir)
     assert "3 ranks took part" in said
     assert said.rstrip().endswith("world: 3")
@@ -80,6 +81,7 @@ def test_22_distributed_with_bench(state_dir: Path) -> None:
     assert "\n      1024 bytes " in said
     assert "gloo: " in said
     assert "is not waiting for the network" in said
+    assert said.rstrip().endswith("the training has succeeded")
 
 
 def test_executor_hello(state_dir: Path) -> None:

@@ -171,6 +171,36 @@ def test_cancel_deletes_the_job_with_its_pods() -> None:
     assert batch.deleted == [expected]
 
 
+def test_a_handle_without_a_namespace_means_the_executors_own() -> None:
+    batch = Batch(status())
+    own = EKSExecutor("image", namespace="training", batch_api=batch, core_api=Core())
+    own.cancel(ReplicaHandle(0, "eks", {"job_name": "gang-1"}))
+    assert [(gone["namespace"], gone["name"]) for gone in batch.deleted] == [("training", "gang-1")]
+
+
+@pytest.mark.parametrize("metadata", [{}, {"namespace": "default"}, {"job_name": ""}, {"job_name": None}])
+def test_a_handle_that_names_no_job_is_nothing_to_cancel_and_an_error_elsewhere(metadata: dict[str, Any]) -> None:
+    batch, nobody = Batch(status()), ReplicaHandle(0, "eks", metadata)
+    executor(batch).cancel(nobody)
+    assert batch.deleted == []
+    for use in (executor(batch).poll, executor(batch).stream_logs, lambda handle: executor(batch).collect([handle])):
+        with pytest.raises(ValueError, match=r"rank 0 has no 'job_name' in its metadata.*launch_replicas\(\) returned"):
+            use(nobody)
+
+
+def test_tolerations_may_be_dictionaries_or_the_clients_models() -> None:
+    models = pytest.importorskip("kubernetes.client")
+    batch = Batch(status(active=1))
+    spot = {"key": "spot", "operator": "Exists", "tolerationSeconds": 30}
+    model = models.V1Toleration(key="spot", operator="Exists", toleration_seconds=30)
+    mixed = EKSExecutor("image", tolerations=[spot, model], batch_api=batch, core_api=Core())
+    mixed.launch_replicas(1, "json:dumps", {})
+    assert batch.body["spec"]["template"]["spec"]["tolerations"] == [spot, spot]
+    for wrong in ("spot", 7, models.V1Taint(key="spot", effect="NoSchedule")):
+        with pytest.raises(TypeError, match="tolerations are dictionaries or V1Toleration models, not"):
+            EKSExecutor("image", tolerations=[wrong], batch_api=batch, core_api=Core())
+
+
 @pytest.mark.parametrize(("code", "raises"), [(404, False), (409, False), (403, True), (500, True)])
 def test_a_teardown_that_failed_is_seen(code: int, raises: bool) -> None:
     batch = Batch(status())

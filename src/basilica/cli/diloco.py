@@ -48,7 +48,7 @@ def inspect(uri: Uri, *, run_id: RunId = None, as_json: Json = False) -> None:
     with _told():
         found = inspect_run(_bucket(uri, run_id))
     if as_json:
-        write_json(asdict(found) | {"unaccounted": found.unaccounted})
+        write_json(asdict(found) | {"unaccounted": found.unaccounted, "troubles": found.troubles})
     else:
         show(show_diloco.run(found))
 

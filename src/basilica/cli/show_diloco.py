@@ -40,9 +40,9 @@ def run(found: "Inspection") -> RenderableType:
             head.append(f", a quorum of {record.quorum}")
         head.append(f", every {record.settings.get('sync_every')} steps")
     kept = ", ".join(f"{kind} {size(found.sizes[kind])} in {found.objects[kind]}" for kind in found.sizes)
-    return Group(
-        head, Text(f"kept: {kept}", show.DIM), Text(), _agreed(found), Text(), _rounds(found), Text(), _members(found)
-    )
+    troubles = [Text(f"trouble: {show.clean(text)}", show.WARNING) for text in found.troubles]
+    parts = [_agreed(found), Text(), _rounds(found), Text(), _members(found)]
+    return Group(head, Text(f"kept: {kept}", show.DIM), *troubles, Text(), *parts)
 
 
 def _agreed(found: "Inspection") -> RenderableType:

@@ -12,19 +12,22 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Self
 
 from basilica.diloco.arithmetic import Numbers, Residuals
 from basilica.diloco.background import Background
 from basilica.diloco.documents import Place, Terms
 from basilica.diloco.drive import Driver, Traffic
-from basilica.diloco.housekeeping import announce, remove_round
+from basilica.diloco.housekeeping import Housekeeper
 from basilica.diloco.rounds import Outcome, Round
+from basilica.diloco.sequence import RoundSequence, Standing
 from basilica.diloco.stores import ObjectStore, open_store
 from basilica.diloco.tensors import check_out, empty_like, like, row, state_row
+from basilica.diloco.troubles import Troubles
 from basilica.diloco.waiting import Settings
 from basilica.diloco.wire import QUANTIZED, WIRES
 
@@ -44,29 +47,8 @@ class RoundStats:
     requests: Mapping[str, int]
     seconds: float
     waited: float
-
-
-@dataclass(slots=True)
-class _Sequence:
-    """Where one named all-reduce stands."""
-
-    round: int = 0
-    chain: str = ""
-    expected: tuple[int, ...] = ()
-    residuals: Residuals | None = None
-    running: threading.Lock = field(default_factory=threading.Lock)
-
-    def state(self) -> dict[str, Any]:
-        fields: dict[str, Any] = {"round": self.round, "chain": self.chain, "expected": list(self.expected)}
-        if self.residuals is not None:
-            fields["residuals"] = {"sent": self.residuals.sent, "made": self.residuals.made}
-        return fields
-
-    @classmethod
-    def of(cls, fields: Mapping[str, Any]) -> "_Sequence":
-        left = fields.get("residuals")
-        residuals = None if left is None else Residuals(dict(left["sent"]), dict(left["made"]))
-        return cls(fields["round"], fields["chain"], tuple(fields["expected"]), residuals)
+    troubles: tuple[str, ...] = ()
+    """What no round depends on and failed at the time, in words."""
 
 
 class ObjectStoreAllReduce:
@@ -117,7 +99,8 @@ class ObjectStoreAllReduce:
             longest_pause=self._store.longest_pause,
             piece_bytes=self._store.piece_bytes,
         )
-        self._sequences: dict[str, _Sequence] = {}
+        self._sequences: dict[str, RoundSequence] = {}
+        self._troubles = Troubles()
         self._guard = threading.Lock()
         self.history: deque[RoundStats] = deque(maxlen=HISTORY)
 
@@ -138,14 +121,12 @@ class ObjectStoreAllReduce:
         `settings` are what all must have set alike, as JSON knows it: a replica with others is refused, too.
         `buffers` are more arrays, whose results follow those of the others: numbers that describe, such as running
         statistics. They travel as they are whatever `wire` is; of floats it is the mean, of integers the greatest.
-        `out` receives the results and saves the time for new memory. After an error the call may be repeated.
+        `out` receives the results and saves the time for new memory. After any error the call may be repeated, with the
+        same arrays: it is the same round then, and gives what was decided in it.
         """
         if not (math.isfinite(weight) and weight >= 0):
             raise ValueError(f"a weight must be a number of 0 or more, not {weight}")
-        sequence = self._sequence(name)
-        if not sequence.running.acquire(blocking=False):
-            raise RuntimeError(f"a round of {name!r} is running already: calls with one name come one after the other")
-        try:
+        with self._running(name) as sequence:
             given = [*arrays, *buffers]
             results = [empty_like(array) for array in given] if out is None else list(out)
             for result, array in zip(results, given, strict=True):
@@ -155,18 +136,27 @@ class ObjectStoreAllReduce:
                 [*map(row, things[: len(arrays)]), *map(state_row, things[len(arrays) :])]
                 for things in (given, results)
             )
+            residuals = sequence.standing.residuals or Residuals()
             numbers = Numbers(
                 [r.kind for r in mine],
                 [r.numbers for r in mine],
                 [r.numbers for r in target],
                 wire=self._wire,
-                residuals=(sequence.residuals or Residuals()) if self._feedback else None,
+                residuals=residuals if self._feedback else None,
             )
-            terms = self._terms(sequence, name, base=base, layout=numbers.layout.fingerprint, settings=settings or {})
-            self._play(sequence, terms, numbers, float(weight), sum(r.numbers.nbytes for r in mine))
-            return [like(result, array) for result, array in zip(results, given, strict=True)]
-        finally:
-            sequence.running.release()
+            terms = self._terms(
+                sequence.standing, name, base=base, layout=numbers.layout.fingerprint, settings=settings or {}
+            )
+            course = Round(terms, self.rank, float(weight), numbers, self._settings, incarnation=self._incarnation)
+            began, traffic = time.monotonic(), Traffic()
+
+            def deliver(outcome: Outcome) -> list[Any]:
+                means = [like(result, array) for result, array in zip(results, given, strict=True)]
+                array_bytes = sum(r.numbers.nbytes for r in mine)
+                self._remember(name, outcome, traffic, array_bytes=array_bytes, seconds=time.monotonic() - began)
+                return means
+
+            return self._driver.run(sequence.play(course, deliver), traffic)
 
     def submit(self, arrays: Sequence[Any], weight: float = 1.0, **options: Any) -> "Future[list[Any]]":
         """Begin an all-reduce in a thread of its own; the arrays must not change until its result is there."""
@@ -184,6 +174,11 @@ class ObjectStoreAllReduce:
     def store(self) -> ObjectStore:
         """Where the replicas meet: what else belongs to the run is kept there, too."""
         return self._store
+
+    @property
+    def troubles(self) -> Troubles:
+        """Errors of what no round depends on, such as removing old ones: they are recorded here and never raised."""
+        return self._troubles
 
     @property
     def timeout(self) -> float:
@@ -205,17 +200,25 @@ class ObjectStoreAllReduce:
     def state_dict(self) -> dict[str, Any]:
         """Where this replica stands: keep it with the checkpoint that it belongs to."""
         with self._guard:
-            return {name: sequence.state() for name, sequence in self._sequences.items()}
+            return {name: sequence.standing.state() for name, sequence in self._sequences.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there. What another replica kept serves as well, without its residuals."""
         with self._guard:
-            self._sequences = {name: _Sequence.of(fields) for name, fields in state.items()}
+            self._sequences = {name: self._begun(Standing.of(fields)) for name, fields in state.items()}
 
     def go_on(self, name: str, *, round: int, chain: str, expected: Sequence[int]) -> None:
         """Take one all-reduce to where another replica left it; rounds of other names may be running."""
         with self._guard:
-            self._sequences[_checked("name", name)] = _Sequence(round, chain, tuple(expected))
+            self._sequences[_checked("name", name)] = self._begun(Standing(round, chain, tuple(expected)))
+
+    def go_back(self, name: str, before: Mapping[str, Any] | None) -> None:
+        """Take one all-reduce to where `state_dict` said it was, so that a call which may have been left after its
+        round was decided can be repeated. None: before its first round."""
+        standing = Standing() if before is None else Standing.of(before)
+        with self._guard:
+            if self._sequences.setdefault(name, self._begun(standing)).standing.round != standing.round:
+                self._sequences[name] = self._begun(standing)
 
     def close(self, *, wait: bool = True) -> None:
         """Wait for what was submitted and let go of the store.
@@ -233,52 +236,51 @@ class ObjectStoreAllReduce:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(wait=kind is None)
 
-    def _sequence(self, name: str) -> _Sequence:
+    @contextmanager
+    def _running(self, name: str) -> Iterator[RoundSequence]:
+        """The sequence of that name, for one call at a time."""
         with self._guard:
-            return self._sequences.setdefault(_checked("name", name), _Sequence())
+            sequence = self._sequences.setdefault(_checked("name", name), self._begun(Standing()))
+            if sequence.running:
+                raise RuntimeError(
+                    f"a round of {name!r} is running already: calls with one name come one after the other"
+                )
+            sequence.running = True
+        try:
+            yield sequence
+        finally:
+            sequence.running = False
+
+    def _begun(self, standing: Standing) -> RoundSequence:
+        return RoundSequence(standing, Housekeeper(self.rank, self._retain, self._troubles))
 
     def _terms(
-        self, sequence: _Sequence, name: str, *, base: str, layout: tuple[str, ...], settings: Mapping[str, Any]
+        self, standing: Standing, name: str, *, base: str, layout: tuple[str, ...], settings: Mapping[str, Any]
     ) -> Terms:
         elastic = self._settings.quorum is not None
         return Terms(
-            place=Place(self.run_id, name, sequence.round),
-            base=f"{sequence.chain}/{base}",
-            expected=(sequence.expected if elastic else ()) or tuple(range(self.world_size)),
+            place=Place(self.run_id, name, standing.round),
+            base=f"{standing.chain}/{base}",
+            expected=(standing.expected if elastic else ()) or tuple(range(self.world_size)),
             quorum=self._settings.quorum,
             layout=layout,
             settings=settings,
         )
 
-    def _play(self, sequence: _Sequence, terms: Terms, numbers: Numbers, weight: float, array_bytes: int) -> None:
-        began = time.monotonic()
-        traffic = Traffic()
-        course = Round(terms, self.rank, weight, numbers, self._settings, incarnation=self._incarnation)
-        outcome = self._driver.run(course.play(), traffic)
-        sequence.round, sequence.chain, sequence.expected = sequence.round + 1, outcome.chain, outcome.following
-        sequence.residuals = numbers.residuals(counted=outcome.counted)
-        self._tidy(terms.place, outcome, traffic)
+    def _remember(self, name: str, outcome: Outcome, traffic: Traffic, *, array_bytes: int, seconds: float) -> None:
         self.history.append(
             RoundStats(
-                name=terms.place.name,
+                name=name,
                 outcome=outcome,
                 array_bytes=array_bytes,
                 bytes_up=traffic.up,
                 bytes_down=traffic.down,
                 requests=dict(traffic.requests),
-                seconds=time.monotonic() - began,
+                seconds=seconds,
                 waited=outcome.waited,
+                troubles=tuple(map(str, self._troubles.current)),
             )
         )
-
-    def _tidy(self, place: Place, outcome: Outcome, traffic: Traffic) -> None:
-        """Whoever was counted here has finished the round before; what is older and not retained is nobody's now."""
-        if not outcome.counted:
-            # The ranks of the next round are settled: the one after it is the first that can wait for us.
-            self._driver.run(announce(place, place.round + 2, self.rank), traffic)
-        old = place.round - 1 - self._retain
-        if old >= 0 and self.rank == min(outcome.weights):
-            self._driver.run(remove_round(Place(place.run, place.name, old)), traffic)
 
 
 def _checked(what: str, name: str) -> str:

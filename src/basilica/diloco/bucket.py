@@ -14,6 +14,7 @@ each holds the fingerprint of the whole. A state that is not complete, or does n
 import json
 import os
 import re
+import secrets
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -104,6 +105,7 @@ class LogEntry:
     seconds: float = 0.0
     waited: float = 0.0
     at: float = 0.0
+    troubles: Sequence[str] = ()
 
 
 class Bucket:
@@ -130,8 +132,10 @@ class Bucket:
             before = self.store.list(f"{self.run_id}/members/{rank:05d}-")
             incarnation = 1 + max((_last_number(found.key) for found in before), default=-1)
             told = {"rank": rank, "incarnation": incarnation, "at": time.time(), "host": socket.gethostname()}
-            told |= {"pid": os.getpid(), **more}
-            if self._create_json(f"members/{rank:05d}-{incarnation:05d}.json", told):
+            told |= {"pid": os.getpid(), "token": secrets.token_hex(8), **more}
+            key = f"members/{rank:05d}-{incarnation:05d}.json"
+            # A store that repeats a request whose answer was lost finds our own document there.
+            if self._create_json(key, told) or (self._read_json(key) or {}).get("token") == told["token"]:
                 return incarnation
 
     def leave(self, rank: int, incarnation: int, **outcome: Any) -> None:
@@ -205,14 +209,19 @@ class Bucket:
 
     def _complete(self, name: str, at_least: int) -> list[list[Found]]:
         """The pieces of states of which all are there, the newest state first."""
+        groups = self._groups(name)
+        whole = [key for key, pieces in groups.items() if key[0] >= at_least and len(pieces) == key[1]]
+        return [groups[key] for key in sorted(whole, reverse=True)]
+
+    def _groups(self, name: str) -> dict[tuple[int, int], list[Found]]:
+        """What there is of states, by round and by how many pieces they should have."""
         prefix = f"{self.run_id}/states/{name}/"
         groups: dict[tuple[int, int], list[Found]] = {}
         for found in self.store.list(prefix):
             matched = _PIECE.fullmatch(found.key.removeprefix(prefix))
             if matched is not None:
                 groups.setdefault((int(matched[1]), int(matched[2])), []).append(found)
-        whole = [key for key, pieces in groups.items() if key[0] >= at_least and len(pieces) == key[1]]
-        return [groups[key] for key in sorted(whole, reverse=True)]
+        return groups
 
     def _records(self, pieces: Sequence[Found]) -> list[Record] | None:
         """None if one was removed meanwhile, or is torn."""
@@ -222,10 +231,12 @@ class Bucket:
             return None
 
     def forget_states(self, name: str, before: int) -> int:
-        """Remove states of fewer rounds; how many objects that were."""
-        prefix = f"{self.run_id}/states/{name}/"
-        pieces = ((f.key, _PIECE.fullmatch(f.key.removeprefix(prefix))) for f in self.store.list(prefix))
-        old = [key for key, matched in pieces if matched is not None and int(matched[1]) < before]
+        """Remove states of fewer rounds, but not the last ones that are complete; how many objects that were."""
+        groups = self._groups(name)
+        complete = sorted((round for (round, of), pieces in groups.items() if len(pieces) == of), reverse=True)
+        kept = complete[:STATES_KEPT]
+        first = min(before, *kept) if kept else 0
+        old = [found.key for (round, _), pieces in groups.items() if round < first for found in pieces]
         if old:
             self.store.delete(old)
         return len(old)

@@ -3,7 +3,7 @@
 import threading
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar, assert_never
 
 from basilica.diloco.background import Background, check
@@ -12,6 +12,8 @@ from basilica.diloco.stores.port import ObjectStore
 
 T = TypeVar("T")
 Answers = list["memoryview | None"]
+Ticket = list[tuple[Range, "Future[memoryview | None] | None"]]
+"""The ranges that are wanted, each with the thread's answer to come where it is read in one."""
 
 
 @dataclass(slots=True)
@@ -38,12 +40,18 @@ class Driver:
         self._stopped = stopped or threading.Event()
 
     def run(self, flow: Flow[T], traffic: Traffic) -> T:
-        """To the end; the calling thread waits."""
+        """To the end; the calling thread waits. An error of the store is raised in the flow, which may go on."""
         answer: object = None
+        failed: Exception | None = None
         try:
             while True:
                 check(self._stopped)
-                answer = self._do(flow.send(answer), traffic)
+                effect = flow.send(answer) if failed is None else flow.throw(failed)
+                answer = failed = None
+                try:
+                    answer = self._do(effect, traffic)
+                except Exception as error:  # noqa: BLE001  the flow knows which errors it can go on from
+                    failed = error
         except StopIteration as done:
             result: T = done.value
             return result
@@ -84,16 +92,25 @@ class Driver:
             case _:
                 assert_never(effect)
 
-    def _begin(self, ranges: tuple[Range, ...]) -> "list[Range] | list[Future[memoryview | None]]":
+    def _begin(self, ranges: tuple[Range, ...]) -> Ticket:
         if self._store.parallel == 1:
-            return list(ranges)
-        return [self._readers.submit(self._store.read, range) for range in ranges]
+            return [(range, None) for range in ranges]
+        # A read that is under way when its flow fails goes on in its thread. It must not write into memory that the
+        # caller may use for something else by then: so the flow's own thread puts the bytes where they belong.
+        return [(range, self._readers.submit(self._store.read, replace(range, into=None))) for range in ranges]
 
-    def _finish(self, ticket: "list[Range] | list[Future[memoryview | None]]", traffic: Traffic) -> Answers:
+    def _finish(self, ticket: Ticket, traffic: Traffic) -> Answers:
         answers: Answers = []
-        for entry in ticket:
-            answer = entry.result() if isinstance(entry, Future) else self._store.read(entry)
+        for range, reading in ticket:
+            answer = self._store.read(range) if reading is None else _put_into(range.into, reading.result())
             traffic.count("get")
             traffic.down += len(answer) if answer is not None else 0
             answers.append(answer)
         return answers
+
+
+def _put_into(into: memoryview | None, read: memoryview | None) -> memoryview | None:
+    if into is None or read is None:
+        return read
+    into[: len(read)] = read
+    return into[: len(read)]

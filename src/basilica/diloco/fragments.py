@@ -7,7 +7,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from basilica.diloco.allreduce import RoundStats
 from basilica.diloco.outer import Array, OuterSGD, Schedule, fingerprint
+from basilica.diloco.writes import Writes
 
 
 class Checksum(NamedTuple):
@@ -72,13 +74,28 @@ class Alone:
 
 @dataclass(slots=True)
 class Given:
-    """A part that this replica has given, and that is not applied yet. `before`: the all-reduce as it stood then."""
+    """A part that this replica has given, and that is not applied yet.
+
+    `before`: the all-reduce as it stood then; `seen`: what this replica had seen then.
+    """
 
     deltas: list[Array]
     weight: float
     before: Mapping[str, Any] | None
     buffers: list[Array] = field(default_factory=list)
+    seen: float = 0.0
     means: "Future[list[Array]] | None" = None
+    decided: "Decided | None" = None
+    """What its round gave. Once it is here the all-reduce is not asked again, whatever fails afterwards."""
+
+
+@dataclass(slots=True)
+class Decided:
+    """The means of a round, and how far the outer step with them has come."""
+
+    means: list[Array]
+    stats: RoundStats
+    outer: Writes = field(default_factory=Writes)
 
 
 @dataclass(slots=True)

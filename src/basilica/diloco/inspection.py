@@ -30,6 +30,7 @@ class Member:
     at: float
     outcome: str
     error: str
+    troubles: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,15 @@ class Inspection:
     results: Mapping[int, Mapping[str, Any]]
     objects: Mapping[str, int]
     sizes: Mapping[str, int]
+
+    @property
+    def troubles(self) -> list[str]:
+        """What no round depends on and failed when it was last told, such as removing old rounds."""
+        newest = {entry["name"]: entry for entry in self.rounds}
+        ended = {member.rank: member for member in self.members if member.outcome}
+        told = [text for entry in newest.values() for text in entry.get("troubles", ())]
+        told += [text for member in ended.values() for text in member.troubles]
+        return list(dict.fromkeys(told))
 
     @property
     def unaccounted(self) -> list[int]:
@@ -82,6 +92,7 @@ def inspect_run(bucket: Bucket) -> Inspection:
                 at=start["at"],
                 outcome=end.get("outcome", ""),
                 error=end.get("error", ""),
+                troubles=tuple(end.get("troubles", ())),
             )
         )
     by_kind = _by_kind(bucket.run_id, listing)

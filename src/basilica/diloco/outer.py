@@ -47,6 +47,10 @@ class OuterSGD:
         momentum = min(self.momentum, round / (round + self.warmup))
         return 1 - (1 - self.lr) * momentum / self.momentum, momentum
 
+    def at_rest(self, parameters: Sequence[Array]) -> list[Array]:
+        """The velocity before the first step."""
+        return [np.zeros_like(p) for p in parameters] if self.momentum else []
+
     def step(
         self, parameters: Sequence[Array], gradients: Sequence[Array], velocity: list[Array] | None, round: int = 0
     ) -> list[Array]:
@@ -54,7 +58,7 @@ class OuterSGD:
         first = velocity is None
         rate, momentum = self.at(round)
         if velocity is None:
-            velocity = [np.zeros_like(p) for p in parameters] if self.momentum else []
+            velocity = self.at_rest(parameters)
         for index, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
             speed = velocity[index].reshape(-1) if self.momentum else None
             rows = parameter.reshape(-1), gradient.reshape(-1)

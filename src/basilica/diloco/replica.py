@@ -6,17 +6,18 @@ whose fingerprint differs. The bucket keeps them too, so a replica that starts, 
 """
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any
 
-from basilica.diloco.allreduce import ObjectStoreAllReduce
-from basilica.diloco.background import Background
+import numpy as np
+
+from basilica.diloco.allreduce import ObjectStoreAllReduce, RoundStats
 from basilica.diloco.beginning import check_frozen, run_record, wait_for_state
-from basilica.diloco.bucket import STATES_KEPT, Bucket, LogEntry, State
+from basilica.diloco.bucket import STATES_KEPT, Bucket, State
 from basilica.diloco.errors import BarrierTimeout, RoundConflict, RoundGone
-from basilica.diloco.fragments import Alone, Fragment, Given, Options, Team, Values
-from basilica.diloco.inspection import sweep
-from basilica.diloco.outer import Array, divide, mixed, pseudo_gradient
+from basilica.diloco.fragments import Alone, Decided, Fragment, Given, Options, Team, Values
+from basilica.diloco.landing import Landing
+from basilica.diloco.outer import Array, divide, pseudo_gradient
+from basilica.diloco.state_writer import Share, StateWriter
 from basilica.diloco.telling import add_ends, log_entry, tell_round
 
 APPLIED, SKIPPED, CAUGHT_UP, FAILED = range(4)
@@ -41,10 +42,13 @@ class Replica:
             for number, indexes in enumerate(divide(values.sizes, options.fragments))
         ]
         self._fragments[-1].buffers = values.buffers()
-        self._background = Background("basilica-states")
-        self._saving: list[Future[None]] = []
+        self._landing: Landing | None = None
+        """What a step that raised has left to do."""
+        self._behind: tuple[Fragment, int] | None = None
+        """A fragment whose round was gone, and how many rounds the state must have that this replica goes on from."""
         if allreduce is not None and self._team.leads:
             self._bucket = Bucket(allreduce.store, allreduce.run_id)
+            self._writer = StateWriter(self._bucket, allreduce.troubles)
         self._begin()
 
     @property
@@ -58,24 +62,29 @@ class Replica:
         return max(fragment.samples for fragment in self._fragments)
 
     def step(self, samples: float | None = None) -> bool:
-        """After each inner step; True if the model was synchronized. One that raises is not counted."""
+        """After each inner step; True if the model was synchronized. One that raises is not counted: repeat it."""
         before = self.step_count, self._seen
-        self.step_count += 1
-        self._seen += 1.0 if samples is None else float(samples)
         try:
-            giving = self._schedule.given(self.step_count)
-            if giving is not None:
-                self._give(giving)
-            applying = self._schedule.applied(self.step_count)
-            return applying is not None and self._apply(applying)
+            self.step_count += 1
+            self._seen += 1.0 if samples is None else float(samples)
+            if self._landing is None:
+                giving = self._schedule.given(self.step_count)
+                if giving is not None:
+                    self._give(giving)
+                applying = self._schedule.applied(self.step_count)
+                if applying is None or not self._agree(applying):
+                    return False
+            self._land()
         except BaseException:
             self.step_count, self._seen = before
             raise
+        return True
 
     def take_agreed(self) -> None:
         """Drop what this replica has learned since the last synchronizations."""
+        self._check_settled()
+        Landing(word=APPLIED, step=self.step_count, fragments=self._fragments).write(self._values)
         for fragment in self._fragments:
-            self._write(fragment)
             fragment.counted = self._seen
 
     def close(self, *, wait: bool = True, **outcome: Any) -> None:
@@ -83,18 +92,14 @@ class Replica:
 
         Without `wait` it gets a moment: what is not in the bucket then is missing there, as if this replica was killed.
         """
-        if self._background.stopped.is_set():
+        if not self._team.leads or self._writer.left:
             return
         for fragment in self._fragments:
             if fragment.given is not None and fragment.given.means is not None:
                 fragment.given.means.cancel()
-        if self._team.leads and outcome:
-            ended = {"round": self.round, **outcome}
-            self._saving.append(
-                self._background.submit(self._bucket.leave, self._reduce.rank, self.incarnation, **ended)
-            )
-        self._background.close(wait=wait)
-        self._saved(only_finished=not wait)
+        if outcome:
+            self._writer.end(self._reduce.rank, self.incarnation, round=self.round, **outcome)
+        self._writer.close(wait=wait)
 
     def give_up(self, error: BaseException) -> None:
         """Leave because of an error, which the bucket is told if there is time for it."""
@@ -119,17 +124,20 @@ class Replica:
 
     def _give(self, number: int) -> None:
         fragment, due = self._of(number)
-        if not due or not self._team.leads or fragment.given is not None:
-            return  # what was given in a step that raised is given still: its round goes on where it was
-        deltas = [
-            pseudo_gradient(self._values.seen(index, agreed), self._values.read(index))
-            for index, agreed in zip(fragment.indexes, fragment.agreed, strict=True)
-        ]
-        weight, fragment.counted = self._seen - fragment.counted, self._seen
-        buffers = self._values.buffers() if fragment.buffers else []
-        fragment.given = Given(deltas, weight, self._reduce.state_dict().get(fragment.name), buffers)
-        if self._options.delay:
-            self._submit(fragment, fragment.given)
+        if not due or not self._team.leads:
+            return
+        if fragment.given is None:
+            deltas = [
+                pseudo_gradient(self._values.seen(index, agreed), self._values.read(index))
+                for index, agreed in zip(fragment.indexes, fragment.agreed, strict=True)
+            ]
+            buffers = self._values.buffers() if fragment.buffers else []
+            before = self._reduce.state_dict().get(fragment.name)
+            fragment.given = Given(deltas, self._seen - fragment.counted, before, buffers, seen=self._seen)
+            if self._options.delay:
+                self._submit(fragment, fragment.given)
+        # What was given in a step that raised is given still: its round goes on where it was.
+        fragment.counted = fragment.given.seen
 
     def _submit(self, fragment: Fragment, given: Given) -> None:
         given.means = self._reduce.submit(given.deltas, given.weight, **self._terms(fragment, given))
@@ -143,66 +151,119 @@ class Replica:
             "buffers": given.buffers,
         }
 
-    def _apply(self, number: int) -> bool:
+    def _agree(self, number: int) -> bool:
+        """Whether the replicas have agreed on something, which this process then has to land."""
         fragment, due = self._of(number)
         if not self._team.leads:
             return self._follow(fragment)
-        if not due or fragment.given is None:
+        if self._behind is None and (not due or fragment.given is None):
             self._team.tell([SKIPPED, self.step_count])
             return False
         try:
-            means = self._means(fragment, fragment.given)
-            self._saved()
-        except RoundGone:
-            fragment.given = None
-            self._catch_up_with(fragment)
-            return True
+            if self._behind is None and fragment.given is not None:
+                try:
+                    self._landing = self._decided(fragment, fragment.given)
+                except RoundGone:
+                    self._behind = fragment, fragment.round + 1
+            if self._behind is not None:
+                self._landing = self._catch_up(*self._behind)
         except BaseException as error:
             self._team.tell([FAILED, self.step_count])
             if isinstance(error, BarrierTimeout):
                 add_ends(error, self._bucket)
             raise
-        fragment.given = None
-        gradients, fragment.buffers = means[: len(fragment.agreed)], means[len(fragment.agreed) :]
-        fragment.velocity = self._options.outer.step(fragment.agreed, gradients, fragment.velocity, fragment.round)
-        fragment.prove()
-        fragment.round += 1
-        self._team.tell([APPLIED, self.step_count])
-        self._team.share(fragment.shared())
-        self._write(fragment, self._options.mix)
-        self._record(fragment)
         return True
 
-    def _means(self, fragment: Fragment, given: Given) -> list[Array]:
+    def _decided(self, fragment: Fragment, given: Given) -> Landing:
+        """Make the outer step with what the replicas agreed on; whatever fails in it goes on where it was."""
+        if given.decided is None:
+            given.decided = self._means(fragment, given)
+        self._writer.wait(fragment.name)
+        decided, agreed = given.decided, fragment.agreed
+        if fragment.velocity is None:
+            fragment.velocity = self._options.outer.at_rest(agreed)
+        velocity = fragment.velocity
+
+        def compute(index: int) -> tuple[Array, list[Array]]:
+            parameter, speed = agreed[index].copy(), [array.copy() for array in velocity[index : index + 1]]
+            self._options.outer.step([parameter], [decided.means[index]], speed, fragment.round)
+            return parameter, speed
+
+        def write(index: int, moved: tuple[Array, list[Array]]) -> None:
+            np.copyto(agreed[index], moved[0])
+            for mine, speed in zip(velocity[index : index + 1], moved[1], strict=True):
+                np.copyto(mine, speed)
+
+        decided.outer.run(len(agreed), compute, write)
+        fragment.buffers = decided.means[len(agreed) :]
+        fragment.prove()
+        return Landing(
+            word=APPLIED,
+            step=self.step_count,
+            fragments=[fragment],
+            mix=self._options.mix,
+            round=fragment.round + 1,
+            samples=fragment.samples + sum(decided.stats.outcome.weights.values()),
+            stats=decided.stats,
+        )
+
+    def _means(self, fragment: Fragment, given: Given) -> Decided:
         if given.means is not None:
-            means, given.means = given.means, None  # if it fails, the next time begins anew
-            return means.result()
-        return self._reduce.allreduce(given.deltas, given.weight, **self._terms(fragment, given))
+            try:
+                means = given.means.result()
+            finally:
+                if given.means.done():
+                    given.means = None  # if it failed, the next time begins anew
+        else:
+            self._reduce.go_back(fragment.name, given.before)
+            means = self._reduce.allreduce(given.deltas, given.weight, **self._terms(fragment, given))
+        stats = next(s for s in reversed(tuple(self._reduce.history)) if s.name == fragment.name)
+        return Decided(means, stats)
 
     def _follow(self, fragment: Fragment) -> bool:
         """What a process does that does not lead its replica."""
-        what, step = self._team.tell([0, 0])
-        if what == FAILED:
+        word, step = self._team.tell([0, 0])
+        if word == FAILED:
             raise RuntimeError("the leader of this replica could not synchronize; its own error says why")
-        if what == APPLIED:
-            self._team.share(fragment.shared())
-            fragment.round += 1
-            self._write(fragment, self._options.mix)
-        elif what == CAUGHT_UP:
-            self._jump(step)
-        return what != SKIPPED
+        if word == SKIPPED:
+            return False
+        landing = Landing(word=word, step=step, fragments=self._fragments, told=True)
+        if word == APPLIED:
+            landing.fragments, landing.mix = [fragment], self._options.mix
+            landing.round, landing.samples = fragment.round + 1, fragment.samples
+        for each in landing.fragments:
+            self._team.share(each.shared())
+        self._landing = landing
+        return True
 
-    def _write(self, fragment: Fragment, mix: float = 0.0) -> None:
-        for index, agreed in zip(fragment.indexes, fragment.agreed, strict=True):
-            self._values.write(index, mixed(agreed, self._values.read(index), mix) if mix else agreed)
-        if fragment.buffers:
-            self._values.write_buffers(fragment.buffers)
+    def _land(self) -> None:
+        """Do what is left once the replicas have agreed: it needs no other replica, and can be repeated."""
+        landing = self._landing
+        assert landing is not None
+        self._behind = None
+        landing.count()
+        if not landing.told:
+            self._team.tell([landing.word, landing.step])
+            for each in landing.fragments:
+                self._team.share(each.shared())
+            landing.told = True
+        landing.write(self._values)
+        if landing.stats is not None:
+            self._record(landing.fragments[0], landing.stats)
+        self.step_count = landing.step
+        self._landing = None
+
+    def _check_settled(self) -> None:
+        moving = any(f.given and f.given.decided and f.given.decided.outer.begun for f in self._fragments)
+        if moving or self._landing is not None or self._behind is not None:
+            raise RuntimeError(
+                "the last step() raised when a synchronization was half applied: repeat it first, it goes on from there"
+            )
 
     # What the bucket learns.
 
-    def _record(self, fragment: Fragment) -> None:
+    def _record(self, fragment: Fragment, stats: RoundStats) -> None:
         """In the background: the next steps need nothing of it, and do not change what is written."""
-        stats = next(s for s in reversed(tuple(self._reduce.history)) if s.name == fragment.name)
         outcome = stats.outcome
         tell_round(
             stats,
@@ -210,14 +271,17 @@ class Replica:
             world=self._reduce.world_size,
             fragment=self._fragments.index(fragment),
         )
-        fragment.samples += sum(outcome.weights.values())
-        state = self._state(fragment, outcome.chain, outcome.following)
-        counted = sorted(outcome.weights)
-        every, rank = self._options.checkpoint_every, self._reduce.rank
-        piece = counted.index(rank) if rank in counted and every and fragment.round % every == 0 else None
-        entry = log_entry(fragment, stats) if rank == counted[0] else None
-        if piece is not None or entry is not None:
-            self._saving.append(self._background.submit(self._save, state, piece, len(counted), entry))
+        counted, rank = sorted(outcome.weights), self._reduce.rank
+        every = self._options.checkpoint_every
+        share = None
+        if rank in counted and every and fragment.round % every == 0:
+            share = Share(
+                state=self._state(fragment, outcome.chain, outcome.following),
+                piece=counted.index(rank),
+                pieces=len(counted),
+                forget_before=fragment.round - STATES_KEPT * every,
+            )
+        self._writer.submit(share, log_entry(fragment, stats) if rank == counted[0] else None)
 
     def _state(self, fragment: Fragment, chain: str, expected: Sequence[int]) -> State:
         return State(
@@ -232,26 +296,12 @@ class Replica:
             buffers=fragment.buffers,
         )
 
-    def _save(self, state: State, piece: int | None, pieces: int, entry: LogEntry | None) -> None:
-        if entry is not None:
-            self._bucket.log(entry)
-        if piece is not None:
-            self._bucket.save(state, piece, pieces)
-            if piece == 0:
-                self._bucket.forget_states(state.name, state.round - STATES_KEPT * self._options.checkpoint_every)
-
-    def _saved(self, *, only_finished: bool = False) -> None:
-        """Wait for it, before what is being written changes."""
-        saving, self._saving = self._saving, []
-        for saved in saving:
-            if saved.done() or not only_finished:
-                saved.result()
-
     # Beginning and catching up.
 
     def _begin(self) -> None:
         if not self._team.leads:
             self._follow(self._fragments[0])
+            self._land()
             return
         try:
             self._reduce.incarnation = self.incarnation = self._bucket.join(self._reduce.rank, part=self._options.part)
@@ -263,7 +313,8 @@ class Replica:
         except BaseException:
             self._team.tell([FAILED, self.step_count])
             raise
-        self._go_on()
+        self._landing = self._caught_up()
+        self._land()
 
     def _join(self) -> None:
         """Take what was agreed on, or let rank 0's be that."""
@@ -271,7 +322,7 @@ class Replica:
         self._bucket.begin(run_record(self._reduce, self._options))
         frozen = self._values.frozen()
         if rank == 0:
-            self._background.submit(sweep, self._bucket)
+            self._writer.sweep()
             check_frozen(self._bucket, self._options.part, rank, frozen)
         for fragment in self._fragments:
             fragment.prove()
@@ -297,49 +348,36 @@ class Replica:
                     f"the state of {fragment.name!r} in run {self._reduce.run_id!r}",
                     f"it has other {what} than this model: the run is one of another model; use another run_id",
                 )
-        self._saved()
+        self._writer.wait(fragment.name)
         fragment.take(state.parameters, state.velocity, state.buffers)
-        fragment.round, fragment.samples, fragment.counted = state.round, state.samples, self._seen
+        fragment.samples, fragment.counted, fragment.given = state.samples, self._seen, None
         self._reduce.go_on(fragment.name, round=state.round, chain=state.chain, expected=state.expected)
+        fragment.round = state.round
 
-    def _catch_up_with(self, late: Fragment) -> None:
+    def _catch_up(self, late: Fragment, at_least: int) -> Landing:
         """The others have gone on without us, and what we missed is removed: take what they agreed on."""
-        try:
-            if not self._options.checkpoint_every:
-                raise RoundGone(
-                    f"round {late.round} of {late.name!r} in run {self._reduce.run_id!r}",
-                    "the others have gone on, and with checkpoint_every=0 the bucket has no state to catch up from",
-                )
-            self._take(late, wait_for_state(self._bucket, self._reduce, late.name, at_least=late.round + 1))
-            for fragment in self._fragments:
-                newer = self._bucket.newest(fragment.name, fragment.round + 1)
-                if newer is not None:
-                    self._take(fragment, newer)
-        except BaseException:
-            self._team.tell([FAILED, self.step_count])
-            raise
-        self._go_on()
-
-    def _go_on(self) -> None:
-        """From what was taken, at the step that follows from it."""
-        self.step_count = self._schedule.start_of([f.round for f in self._fragments])
-        self._team.tell([CAUGHT_UP, self.step_count])
-        self._share_all()
-
-    def _jump(self, step: int) -> None:
-        """A process that follows goes where its leader is."""
-        self.step_count = step
-        self._share_all()
-
-    def _share_all(self) -> None:
+        if not self._options.checkpoint_every:
+            raise RoundGone(
+                f"round {late.round} of {late.name!r} in run {self._reduce.run_id!r}",
+                "the others have gone on, and with checkpoint_every=0 the bucket has no state to catch up from",
+            )
+        self._take(late, wait_for_state(self._bucket, self._reduce, late.name, at_least=at_least))
         for fragment in self._fragments:
-            self._team.share(fragment.shared())
-            self._write(fragment)
+            newer = self._bucket.newest(fragment.name, fragment.round + 1)
+            if newer is not None:
+                self._take(fragment, newer)
+        return self._caught_up()
+
+    def _caught_up(self) -> Landing:
+        """From what was taken, at the step that follows from it."""
+        step = self._schedule.start_of([f.round for f in self._fragments])
+        return Landing(word=CAUGHT_UP, step=step, fragments=self._fragments)
 
     # Checkpoints.
 
     def state_dict(self) -> dict[str, Any]:
         """All but the model's own parameters: those belong beside it, as always."""
+        self._check_settled()
         stands = self._reduce.state_dict() if self._team.leads else {}
         fragments = {}
         for fragment in self._fragments:
@@ -368,7 +406,9 @@ class Replica:
             raise ValueError(f"the checkpoint has the fragments {list(fragments)}: it was made with other settings")
         if any(fields["round"] < f.round for f, fields in zip(self._fragments, fragments.values(), strict=True)):
             return
-        self._saved()
+        if self._team.leads:
+            self._writer.wait(*fragments)
+        self._landing = self._behind = None
         self.step_count = state["step"]
         if self._team.leads:
             self._reduce.load_state_dict(state["allreduce"])
@@ -381,5 +421,5 @@ class Replica:
             if given is not None:
                 before = state["allreduce"].get(fragment.name)
                 buffers = list(given.get("buffers", ()))
-                fragment.given = Given(list(given["deltas"]), given["weight"], before, buffers)
+                fragment.given = Given(list(given["deltas"]), given["weight"], before, buffers, seen=fragment.counted)
                 self._submit(fragment, fragment.given)

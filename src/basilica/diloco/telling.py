@@ -54,6 +54,7 @@ def log_entry(fragment: Fragment, stats: RoundStats) -> LogEntry:
         seconds=stats.seconds,
         waited=stats.waited,
         at=time.time(),
+        troubles=stats.troubles,
     )
 
 

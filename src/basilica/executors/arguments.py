@@ -1,13 +1,16 @@
 """What callers give to executors, checked in one place: what cannot be meant is told before anything is started."""
 
+import logging
 import math
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from basilica.executors.environment import RANK_ENV
 from basilica.executors.protocol import ReplicaHandle
 
+log = logging.getLogger("basilica.executors")
 DAY_SECONDS = 86400.0
 RUN_ID = "diloco"  # what the names of gangs begin with, unless told
 
@@ -78,9 +81,34 @@ def new_gang_name(run_id: str) -> str:
     return f"{run_id}-{secrets.token_hex(4)}"
 
 
+class UnknownHandle(ValueError):
+    """A handle that names no replica of the executor it was given to."""
+
+
 def check_backend(handle: ReplicaHandle, backend_name: str) -> None:
     if handle.backend_name != backend_name:
-        raise ValueError(f"a handle of {handle.backend_name!r} was given to the executor {backend_name!r}")
+        raise UnknownHandle(f"a handle of {handle.backend_name!r} was given to the executor {backend_name!r}")
+
+
+def named_in(handle: ReplicaHandle, backend_name: str, key: str, default: str | None = None) -> str:
+    """The name that a handle's metadata holds under `key`; `UnknownHandle` where there is none."""
+    check_backend(handle, backend_name)
+    name = handle.metadata.get(key) or default
+    if not isinstance(name, str) or not name:
+        raise UnknownHandle(
+            f"the handle of rank {handle.rank} has no {key!r} in its metadata, so it names no replica of the executor "
+            f"{backend_name!r}; use the handles that launch_replicas() returned"
+        )
+    return name
+
+
+@contextmanager
+def nobody_is_fine() -> Iterator[None]:
+    """For `cancel`: a handle that names nobody is logged, and no error."""
+    try:
+        yield
+    except UnknownHandle as unknown:
+        log.warning("nothing is cancelled: %s", unknown)
 
 
 def _name(function: object) -> str:

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from basilica.core.errors import BasilicaError, DeploymentNotFound, NetworkError
 from basilica.core.world import WorldSize
-from basilica.executors.arguments import RUN_ID, check_backend, check_launch, check_lines, check_timeout, new_gang_name
+from basilica.executors.arguments import (
+    RUN_ID,
+    check_launch,
+    check_lines,
+    check_timeout,
+    named_in,
+    new_gang_name,
+    nobody_is_fine,
+)
 from basilica.executors.environment import replica_environment
 from basilica.executors.launching import gang_handles, gang_metadata, import_path, replica_command, shipped_function
 from basilica.executors.outcomes import Changes, Outcome, placeholder, replica_result
@@ -132,7 +140,7 @@ class BasilicaExecutor:
 
     def cancel(self, handle: ReplicaHandle) -> None:
         """Cancel the run, and with it all its replicas."""
-        with suppress(DeploymentNotFound):
+        with nobody_is_fine(), suppress(DeploymentNotFound):
             self._training(handle).cancel()
 
     def collect(
@@ -144,8 +152,7 @@ class BasilicaExecutor:
         changes = Changes(on_change)
         runs: dict[str, list[int]] = {}
         for place, handle in enumerate(handles):
-            check_backend(handle, self.backend_name)
-            runs.setdefault(handle.metadata["job_name"], []).append(place)
+            runs.setdefault(named_in(handle, self.backend_name, "job_name"), []).append(place)
         results: dict[int, ReplicaResult] = {}
         for places in runs.values():
             training = self._training(handles[places[0]])
@@ -185,8 +192,7 @@ class BasilicaExecutor:
     def _training(self, handle: ReplicaHandle) -> "DistributedTraining":
         from basilica.client.training import DistributedTraining  # noqa: PLC0415
 
-        check_backend(handle, self.backend_name)
-        return DistributedTraining(self._client, handle.metadata["job_name"])
+        return DistributedTraining(self._client, named_in(handle, self.backend_name, "job_name"))
 
     def _program(
         self, n_replicas: int, entrypoint: Entrypoint, arguments: Mapping[str, Any]

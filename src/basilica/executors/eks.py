@@ -14,13 +14,14 @@ from threading import Event, Lock
 from typing import Any
 
 from basilica.executors.arguments import (
-    check_backend,
     check_launch,
     check_lines,
     check_run_id,
     check_seconds,
     check_timeout,
+    named_in,
     new_gang_name,
+    nobody_is_fine,
 )
 from basilica.executors.eks_calls import Calls, is_transient, retry_after, status_of
 from basilica.executors.eks_evidence import CONTAINER, GangEvidence, rank_of, waits_for
@@ -66,7 +67,7 @@ class EKSExecutor:
         namespace: str = "default",
         service_account_name: str | None = None,
         node_selector: Mapping[str, str] | None = None,
-        tolerations: Sequence[Mapping[str, Any]] | None = None,
+        tolerations: Sequence[Any] | None = None,
         runtime_class_name: str | None = None,
         command: Sequence[str] | None = None,
         cpu_request: str = "4",
@@ -92,7 +93,8 @@ class EKSExecutor:
         self._run_id = check_run_id(run_id, _RUN_ID, "Kubernetes takes lower-case letters, digits and '-' inside")
         self._image, self._namespace = image, namespace
         self._service_account, self._runtime_class = service_account_name, runtime_class_name
-        self._node_selector, self._tolerations, self._gpu_key = node_selector, tolerations, gpu_resource_key
+        self._node_selector, self._gpu_key = node_selector, gpu_resource_key
+        self._tolerations = None if tolerations is None else [_toleration(each) for each in tolerations]
         self._command = list(command or replica_command())
         self._requests = {"cpu": cpu_request, "memory": memory_request}
         self._ttl, self._backoff_limit = ttl_seconds_after_finished, backoff_limit
@@ -155,12 +157,13 @@ class EKSExecutor:
 
     def cancel(self, handle: ReplicaHandle) -> None:
         """Delete the Job, and so end the whole gang. An error other than "it is gone" is raised: it must be seen."""
-        place = self._place(handle)
-        try:
-            self._calls().delete_job(place.namespace, place.job_name)
-        except Exception as error:
-            if status_of(error) not in (404, 409):
-                raise
+        with nobody_is_fine():
+            place = self._place(handle)
+            try:
+                self._calls().delete_job(place.namespace, place.job_name)
+            except Exception as error:
+                if status_of(error) not in (404, 409):
+                    raise
 
     def collect(
         self, handles: Sequence[ReplicaHandle], *, timeout: float | None = None, on_change: OnChange | None = None
@@ -311,8 +314,9 @@ class EKSExecutor:
     # ---- inside --------------------------------------------------------------------------------------------------
 
     def _place(self, handle: ReplicaHandle) -> Place:
-        check_backend(handle, self.backend_name)
-        return Place(str(handle.metadata["namespace"]), str(handle.metadata["job_name"]))
+        """A handle without a namespace means the executor's own."""
+        namespace = named_in(handle, self.backend_name, "namespace", self._namespace)
+        return Place(namespace, named_in(handle, self.backend_name, "job_name"))
 
     def _gang(self, place: Place) -> GangEvidence:
         with self._guard:
@@ -329,6 +333,23 @@ class EKSExecutor:
                     batch, core = batch or client.BatchV1Api(api), core or client.CoreV1Api(api)
                 self._calls_made = Calls(batch, core)
             return self._calls_made
+
+
+def _toleration(given: Any) -> dict[str, Any]:
+    """As the API takes it, of a dictionary or of a `V1Toleration` of the kubernetes package."""
+    if isinstance(given, Mapping):
+        return dict(given)
+    names = getattr(given, "attribute_map", None)
+    if not isinstance(names, Mapping) or not isinstance(given, _model("V1Toleration")):
+        raise TypeError(f"tolerations are dictionaries or V1Toleration models, not {given!r}")
+    return {wire: value for name, wire in names.items() if (value := getattr(given, name)) is not None}
+
+
+def _model(name: str) -> type:
+    from kubernetes import client  # noqa: PLC0415  a model can only be given where the package is
+
+    model: type = getattr(client, name)
+    return model
 
 
 def _api_client() -> Any:

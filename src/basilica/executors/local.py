@@ -24,13 +24,14 @@ from typing import Any
 from basilica.core.errors import BasilicaError
 from basilica.executors.arguments import (
     DAY_SECONDS,
-    check_backend,
     check_launch,
     check_lines,
     check_run_id,
     check_seconds,
     check_timeout,
+    named_in,
     new_gang_name,
+    nobody_is_fine,
 )
 from basilica.executors.environment import RANK_ENV, replica_environment
 from basilica.executors.gang import NEWS, Gang, State, Task, told_of_changes
@@ -152,7 +153,8 @@ class LocalProcessExecutor:
 
     def cancel(self, handle: ReplicaHandle) -> None:
         """SIGTERM to this replica, and SIGKILL to all it started after the grace. The others go on."""
-        _gang(handle).cancel(handle.rank, self._grace)
+        with nobody_is_fine():
+            _gang(handle).cancel(handle.rank, self._grace)
 
     def collect(
         self, handles: Sequence[ReplicaHandle], *, timeout: float | None = None, on_change: OnChange | None = None
@@ -278,8 +280,8 @@ def _start_warden(task: Task) -> None:
 
 
 def _gang(handle: ReplicaHandle) -> Gang:
-    check_backend(handle, LocalProcessExecutor.backend_name)
-    return Gang(Path(handle.metadata["directory"]), handle.metadata["job_name"])
+    directory, job = (named_in(handle, LocalProcessExecutor.backend_name, key) for key in ("directory", "job_name"))
+    return Gang(Path(directory), job)
 
 
 def _gangs(handles: Sequence[ReplicaHandle]) -> list[Gang]:

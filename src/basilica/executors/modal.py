@@ -30,7 +30,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from basilica.executors.arguments import RUN_ID, check_backend, check_launch, check_lines, check_timeout, new_gang_name
+from basilica.executors.arguments import (
+    RUN_ID,
+    check_launch,
+    check_lines,
+    check_timeout,
+    named_in,
+    new_gang_name,
+    nobody_is_fine,
+)
 from basilica.executors.environment import replica_environment
 from basilica.executors.launching import gang_metadata, replica_command, start_each
 from basilica.executors.outcomes import Changes, Outcome, placeholder, replica_result
@@ -131,7 +139,7 @@ class ModalSpawnExecutor:
 
     def cancel(self, handle: ReplicaHandle) -> None:
         """Cancel this replica's call; the others go on."""
-        with suppress(self._modal.exception.NotFoundError):
+        with nobody_is_fine(), suppress(self._modal.exception.NotFoundError):
             self._call(handle).cancel()
 
     def collect(
@@ -158,8 +166,7 @@ class ModalSpawnExecutor:
     # ---- asking Modal --------------------------------------------------------------------------------------------
 
     def _call(self, handle: ReplicaHandle) -> Any:
-        check_backend(handle, self.backend_name)
-        return self._modal.FunctionCall.from_id(handle.metadata["function_call_id"])
+        return self._modal.FunctionCall.from_id(named_in(handle, self.backend_name, "function_call_id"))
 
     def _look(self, handle: ReplicaHandle, wait: float) -> Outcome:
         """How the call stands, as soon as it has ended or the time is up. Trouble on the way to Modal is raised."""

@@ -30,7 +30,7 @@ def add_stored_results(handles: Sequence[ReplicaHandle], results: Sequence[Repli
     places: dict[tuple[str | None, str], list[int]] = {}
     for place, handle in enumerate(handles):
         if results[place]["status"] in (SUCCEEDED, FAILED):
-            gang = (handle.metadata.get(RENDEZVOUS_URI), str(handle.metadata[gang_key]))
+            gang = (handle.metadata.get(RENDEZVOUS_URI), str(handle.metadata.get(gang_key, "")))
             places.setdefault(gang, []).append(place)
     for (uri, gang_name), mine in places.items():
         stored = read_results(uri, gang_name, [handles[place].rank for place in mine])

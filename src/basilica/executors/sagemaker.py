@@ -16,12 +16,13 @@ from contextlib import suppress
 from typing import Any
 
 from basilica.executors.arguments import (
-    check_backend,
     check_launch,
     check_lines,
     check_run_id,
     check_timeout,
+    named_in,
     new_gang_name,
+    nobody_is_fine,
 )
 from basilica.executors.environment import replica_environment
 from basilica.executors.launching import gang_metadata, replica_command, start_each
@@ -154,8 +155,7 @@ class SageMakerExecutor:
 
     def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = LOG_LINES) -> str:
         check_lines(n_lines)
-        check_backend(handle, self.backend_name)
-        job = handle.metadata["job_name"]
+        job = _job(handle)
         try:
             found = self._logs.describe_log_streams(logGroupName=LOG_GROUP, logStreamNamePrefix=f"{job}/")
         except self._error as error:
@@ -175,13 +175,13 @@ class SageMakerExecutor:
 
     def cancel(self, handle: ReplicaHandle) -> None:
         """Stop this replica's job; the others go on."""
-        check_backend(handle, self.backend_name)
-        try:
-            self._sagemaker.stop_training_job(TrainingJobName=handle.metadata["job_name"])
-        except self._error as error:
-            # A validation error is SageMaker's word for both "no such job" and "it has ended already".
-            if _code(error) not in ("ValidationException", "ResourceNotFound"):
-                raise
+        with nobody_is_fine():
+            try:
+                self._sagemaker.stop_training_job(TrainingJobName=_job(handle))
+            except self._error as error:
+                # A validation error is SageMaker's word for both "no such job" and "it has ended already".
+                if _code(error) not in ("ValidationException", "ResourceNotFound"):
+                    raise
 
     def collect(
         self, handles: Sequence[ReplicaHandle], *, timeout: float | None = None, on_change: OnChange | None = None
@@ -215,20 +215,22 @@ class SageMakerExecutor:
 
     def _list(self, handles: Sequence[ReplicaHandle]) -> list[str]:
         """The status of each, by a listing per gang; one that is in no listing is looked up by its name."""
-        for handle in handles:
-            check_backend(handle, self.backend_name)
         found: dict[str, str] = {}
-        for gang in dict.fromkeys(handle.metadata["gang"] for handle in handles):
+        names = [_job(handle) for handle in handles]
+        for gang in dict.fromkeys(handle.metadata.get("gang") for handle in handles):
+            if not gang:
+                continue
             pages = self._sagemaker.get_paginator("list_training_jobs").paginate(
                 NameContains=f"{gang}-", PaginationConfig={"PageSize": PAGE}
             )
             for page in pages:
                 for job in page["TrainingJobSummaries"]:
                     found[job["TrainingJobName"]] = _status(job)
-        return [found.get(_job(handle)) or self._describe(handle)["status"] for handle in handles]
+        return [
+            found.get(name) or self._describe(handle)["status"] for name, handle in zip(names, handles, strict=True)
+        ]
 
     def _describe(self, handle: ReplicaHandle) -> dict[str, Any]:
-        check_backend(handle, self.backend_name)
         try:
             job = self._sagemaker.describe_training_job(TrainingJobName=_job(handle))
         except self._error as error:
@@ -303,7 +305,7 @@ class SageMakerExecutor:
 
 
 def _job(handle: ReplicaHandle) -> str:
-    return str(handle.metadata["job_name"])
+    return named_in(handle, SageMakerExecutor.backend_name, "job_name")
 
 
 def _status(job: Mapping[str, Any]) -> str:

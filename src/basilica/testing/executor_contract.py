@@ -307,6 +307,31 @@ class ExecutorContract:
             (tmp_path / "gate").touch()
             assert executor.collect(handles, timeout=SECONDS)[0]["status"] == SUCCEEDED
 
+    def test_cancel_of_a_handle_that_names_nobody_is_no_error(self, tmp_path: Path) -> None:
+        """Whatever is missing in its metadata, and whoever made it."""
+        with self.opened(tmp_path) as executor:
+            handles = self.launch_waiting(executor, 1, tmp_path)
+            executor.cancel(ReplicaHandle(0, "elsewhere", {}))
+            executor.cancel(ReplicaHandle(7, executor.backend_name, {}))
+            executor.cancel(ReplicaHandle(7, executor.backend_name, dict.fromkeys(handles[0].metadata)))
+            for left_out in handles[0].metadata:
+                executor.cancel(self.incomplete(self.stranger(handles[0]), left_out))
+            assert executor.poll(handles[0]) not in ENDED
+            (tmp_path / "gate").touch()
+            assert executor.collect(handles, timeout=SECONDS)[0]["status"] == SUCCEEDED
+
+    def test_a_handle_that_names_nobody_is_a_clear_error_elsewhere(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path) as executor:
+            for use in (executor.poll, executor.stream_logs, lambda handle: executor.collect([handle], timeout=1)):
+                with pytest.raises(ValueError, match=r"the handle of rank 7 has no '\w+' in its metadata"):
+                    use(ReplicaHandle(7, executor.backend_name, {}))
+                with pytest.raises(ValueError, match=r"a handle of 'elsewhere' was given to the executor"):
+                    use(ReplicaHandle(7, "elsewhere", {}))
+
+    def incomplete(self, handle: ReplicaHandle, left_out: str) -> ReplicaHandle:
+        """The same without one of its metadata."""
+        return replace(handle, metadata={name: value for name, value in handle.metadata.items() if name != left_out})
+
     def test_cancel_from_another_process_while_we_collect(self, tmp_path: Path) -> None:
         with self.opened(tmp_path) as executor:
             handles = self.launch_waiting(executor, 1, tmp_path)

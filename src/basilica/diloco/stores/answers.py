@@ -3,6 +3,9 @@
 import re
 
 _STATUS = re.compile(r"status code: (\d{3}[^:]*)")
+_CODE = re.compile(r"\(code: (\w+)\)")
+"""The answer to one key of a request for many: `Access Denied (code: AccessDenied)`."""
+_PASSING_CODES = ("SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "OperationAborted")
 _ELEMENT = re.compile(r"<(Code|Message)>([^<]*)</")
 _PASSING = ("408", "429")
 """Refusals of a server that has too much to do."""
@@ -12,7 +15,9 @@ _ASKED_FOR_CREDENTIALS = ("169.254.", "metadata.google.internal")
 
 def will_pass(error: Exception) -> bool:
     """Whether the same request may succeed later: there was no answer, or one that says so."""
-    status = _STATUS.search(str(error))
+    status, code = _STATUS.search(str(error)), _CODE.search(str(error))
+    if status is None and code is not None:
+        return code[1] in _PASSING_CODES
     return status is None or not status[1].startswith("4") or status[1].startswith(_PASSING)
 
 
@@ -27,5 +32,6 @@ def in_words(error: Exception) -> str:
     if will_pass(error):
         return f"does not answer: {text.partition(chr(10))[0]}"
     status, told = _STATUS.search(text), dict(_ELEMENT.findall(text))
-    assert status is not None  # else it passes
+    if status is None:
+        return f"refuses: {text.partition(chr(10))[0]}"
     return f"refuses: {': '.join([status[1].strip(), *told.values()])}"

@@ -114,7 +114,8 @@ class CloudStore:
     def delete(self, keys: Sequence[str]) -> None:
         obstore = _obstore(self._uri)
         if keys:
-            self._answer(lambda: obstore.delete(self._reader(), list(keys)))
+            # Only housekeeping deletes, and tries again later: nobody is to wait for that.
+            self._answer(lambda: obstore.delete(self._reader(), list(keys)), patience=0.0)
 
     def wait_for_change(self, prefix: str, seconds: float) -> None:
         time.sleep(seconds)
@@ -143,15 +144,16 @@ class CloudStore:
                 self._opened[timeout] = open_cloud(self._uri, {**self._options, "client_options": client})
             return self._opened[timeout]
 
-    def _answer(self, call: Callable[[], T]) -> T:
+    def _answer(self, call: Callable[[], T], patience: float | None = None) -> T:
         """Signals are handled in the main thread, and not before a call into obstore is over: so it makes none."""
+        waits = self._patience if patience is None else patience
         if threading.current_thread() is not threading.main_thread():
-            return self._repeated(call)
-        answer: Future[T] = self._background.submit(self._repeated, call)
+            return self._repeated(call, waits)
+        answer: Future[T] = self._background.submit(self._repeated, call, waits)
         return answer.result()
 
-    def _repeated(self, call: Callable[[], T]) -> T:
-        """Until the store answers, if it ever has."""
+    def _repeated(self, call: Callable[[], T], patience: float) -> T:
+        """Until the store answers, if it ever has, or has not for so many seconds."""
         obstore = _obstore(self._uri)
         failing_since: float | None = None
         pause, longest = PAUSES
@@ -161,7 +163,7 @@ class CloudStore:
             except obstore.exceptions.GenericError as error:
                 now = time.monotonic()
                 failing_since = now if failing_since is None else failing_since
-                patient = self._bucket in _has_answered and now - failing_since < self._patience
+                patient = self._bucket in _has_answered and now - failing_since < patience
                 if not patient or not will_pass(error) or self._background.stopped.is_set():
                     raise ConnectionError(f"{self._uri} {in_words(error)}") from error
                 log.warning("%s %s; trying again", self._uri, in_words(error))
