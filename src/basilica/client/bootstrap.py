@@ -182,7 +182,7 @@ def pays(me: str, before: Any, members: Any) -> bool:
     """
     if set(before) != set(members) or any(kind == OWN for kind, _ in members.values()):
         return False
-    return min((at, name) for name, (kind, at) in members.items() if kind)[1] == me
+    return bool(min((at, name) for name, (kind, at) in members.items() if kind)[1] == me)
 
 
 def end_when_asked_while_meeting() -> None:
