@@ -1,5 +1,6 @@
 """A keyspace whose files are not what they were: it begins anew, says so, and is nobody else's problem."""
 
+import errno
 import json
 import os
 import shutil
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from basilica.rendezvous.journal import Journal
+from basilica.rendezvous import journal
+from basilica.rendezvous.journal import Journal, JournalDamaged
 from basilica.rendezvous.keyspace import Keyspace, Request
 from basilica.rendezvous.persisting import opened
 from basilica.rendezvous.service import Service
@@ -138,6 +140,34 @@ async def test_the_service_comes_back_whatever_stands_in_its_own_places(tmp_path
         await put(await service.open("run"), "1")
 
 
+async def test_a_shortage_of_the_machine_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(tmp_path) as service:
+        port = await service.open("run")
+        await put(port, "1")
+
+    def no_more(*_: object, **__: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as short:
+        short.setattr(journal, "open_regular", no_more)
+        service = Service(tmp_path)
+        with pytest.raises(JournalDamaged):
+            await service.start()
+        await service.stop()
+    async with serving(tmp_path) as service:
+        assert await get(port) == "1"
+
+
+async def test_two_keyspaces_that_name_one_port_do_not_share_it(tmp_path: Path) -> None:
+    async with serving(tmp_path) as service:
+        ports = [await service.open(name) for name in ("a", "b")]
+    about = {"name": "b", "port": ports[0]}
+    (tmp_path / "keyspaces" / "b" / "about").write_text(json.dumps(about))
+    async with serving(tmp_path) as service:
+        assert await service.open("b", ports[1]) == ports[1]
+        assert [row["port"] for row in service.list()] == ports
+
+
 async def test_a_keyspace_whose_folder_is_taken_away_can_still_be_closed(tmp_path: Path) -> None:
     async with serving(tmp_path) as service:
         await service.open("run")
@@ -149,24 +179,24 @@ async def test_a_keyspace_whose_folder_is_taken_away_can_still_be_closed(tmp_pat
 
 
 async def test_what_was_written_while_a_snapshot_was_is_kept(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, compact_bytes=1)
+    kept = Journal(tmp_path, compact_bytes=1)
 
     def write(value: str) -> None:
         request = Request(method="PUT", path=f"/{value}", value=value)
-        journal.record(request, 1)
-        journal.keyspace.write(request, 1)
+        kept.record(request, 1)
+        kept.keyspace.write(request, 1)
 
     for number in range(3):
         write(str(number))
-    begun = journal.begin_compaction()
+    begun = kept.begin_compaction()
     assert begun is not None
     write("meanwhile")
     size = begun.write()
     write("too")
-    journal.finish_compaction(begun, size)
+    kept.finish_compaction(begun, size)
     write("after")
-    before = journal.keyspace.dump()
-    journal.close()
+    before = kept.keyspace.dump()
+    kept.close()
     assert (tmp_path / "journal").read_bytes().count(b"\n") == 3
     again = Journal(tmp_path)
     assert again.keyspace.dump() == before
@@ -179,6 +209,6 @@ async def test_a_snapshot_of_an_earlier_version_is_read(tmp_path: Path) -> None:
         keyspace.write(Request(method="PUT", path=f"/a/{number}", value="x"), 1)
     state = {key: value for key, value in keyspace.dump().items() if key != "cleared"}
     (tmp_path / "snapshot").write_bytes(line(state))
-    journal = Journal(tmp_path)
-    assert journal.keyspace.dump() == keyspace.dump()
-    journal.close()
+    kept = Journal(tmp_path)
+    assert kept.keyspace.dump() == keyspace.dump()
+    kept.close()

@@ -1,5 +1,6 @@
 """Whose processes a rendezvous of this machine answers: real ones, of other users."""
 
+import asyncio
 import json
 import os
 import pwd
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from basilica.rendezvous import peers
+from basilica.rendezvous.control import RendezvousControl
+from basilica.rendezvous.service import Service
 from tests.rendezvous.harness import Client, free_port, service_process
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
@@ -62,6 +65,19 @@ def test_processes_of_other_users_are_refused_and_told_why(tmp_path: Path) -> No
         assert ask_as(SOMEBODY, port, "GET")[0] == 200
         assert ask_as(0, port, "GET")[0] == 200
         ours.close()
+
+
+async def test_a_user_can_be_added_to_a_service_that_runs(tmp_path: Path) -> None:
+    service, control = Service(tmp_path, users={0}), RendezvousControl(tmp_path)
+    await service.start()
+    try:
+        port = await service.open("run")
+        assert (await asyncio.to_thread(ask_as, SOMEBODY, port, "PUT"))[0] == 401
+        await control.allow(SOMEBODY)
+        assert (await asyncio.to_thread(ask_as, SOMEBODY, port, "PUT"))[0] == 201
+    finally:
+        await control.disconnect()
+        await service.stop()
 
 
 def test_who_sends_and_leaves_before_anybody_looks_is_not_taken_for_root(tmp_path: Path) -> None:

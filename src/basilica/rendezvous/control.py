@@ -39,6 +39,10 @@ class RendezvousControl:
         about: dict[str, Any] = json.loads(answer.body)
         return about
 
+    async def allow(self, uid: int) -> None:
+        """Have processes of this user answered too."""
+        await self._ask("PUT", f"/users/{uid}")
+
     async def acknowledge(self, name: str) -> None:
         """Say that whoever should know of the keyspace's fault does."""
         await self._ask("DELETE", f"/faults/{quote(name, safe='')}")

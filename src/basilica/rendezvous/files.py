@@ -11,7 +11,17 @@ import shutil
 import stat
 from pathlib import Path
 
+SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of the machine, which say nothing of a file
 SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def is_shortage(error: BaseException | None) -> bool:
+    """Whether what failed would have failed on any file."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in SHORTAGES:
+            return True
+        error = error.__cause__
+    return False
 
 
 def open_regular(path: Path, flags: int, mode: int = 0o600) -> int:

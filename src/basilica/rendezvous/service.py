@@ -32,6 +32,7 @@ from typing import Any
 
 from basilica.rendezvous.files import (
     discard,
+    is_shortage,
     open_regular,
     read_regular,
     replace_file,
@@ -108,7 +109,7 @@ class Service:
         """
         self.data_dir, self.host = data_dir, host
         self._standby = standby
-        self._quota, self._users = quota, users
+        self._quota, self._users = quota, None if users is None else set(users)
         self._lost: dict[str, str] = {}  # what became of the keys of keyspaces that are not open, by name
         self.unused = asyncio.Event()
         self._linger, self._is_used = linger, is_used
@@ -231,6 +232,11 @@ class Service:
     def list(self) -> "list[dict[str, Any]]":
         return [hosted.about() for hosted in self._hosted.values()]
 
+    def allow(self, uid: int) -> None:
+        """Answer processes of this user too."""
+        if self._users is not None:
+            self._users.add(uid)
+
     def acknowledge(self, name: str) -> bool:
         """Forget what became of the keyspace's keys: whoever should know it does. False if there is no keyspace."""
         hosted = self._hosted.get(name)
@@ -248,9 +254,14 @@ class Service:
         """Open the keyspace of an earlier service. One that cannot be read begins anew."""
         name, port = folder.name, None
         try:
-            port = _port_of(folder)
+            found = _port_of(folder)
+            if any(found == other.port for other in self._hosted.values()):
+                raise ValueError(f"{folder / 'about'} names port {found}, which is another's")
+            port = found
             hosted = self._hosting(name, port)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other keyspaces have nothing to do with it
+        except Exception as error:  # whatever it is, the other keyspaces have nothing to do with it
+            if is_shortage(error):
+                raise
             try:
                 self._shelve(folder, str(error) or type(error).__name__)
                 if port is None:
@@ -419,6 +430,9 @@ class Service:
                 return Reply(200, json_line(self.list()), (JSON,))
             case "PUT", path if path.startswith("/keyspaces/"):
                 return self._control_open(path.removeprefix("/keyspaces/"), call)
+            case "PUT", path if path.startswith("/users/") and path.removeprefix("/users/").isdecimal():
+                self.allow(int(path.removeprefix("/users/")))
+                return Reply(204)
             case "DELETE", path if path.startswith("/faults/"):
                 name = path.removeprefix("/faults/")
                 return Reply(204) if self.acknowledge(name) else text_error(404, f"there is no keyspace {name!r}")

@@ -227,6 +227,8 @@ class LocalRendezvous:
 
     async def _take_stock(self, service: RendezvousControl) -> None:
         """See what is open. A run whose keyspace was lost gets a new one, and one that has ended loses its own."""
+        for uid in self._users:  # the service may be an earlier server's, which knew others
+            await service.allow(uid)
         there = {keyspace["name"]: keyspace for keyspace in await service.list()}
         for instance in [name for name in there if not (self._runs / name).exists()]:  # it was removed meanwhile
             await service.close(instance)
