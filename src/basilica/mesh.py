@@ -3,9 +3,12 @@
     basilica.mesh_wait(timeout=60)      # before torch.distributed.init_process_group()
     basilica.mesh_status()              # "ready" | "degraded" | "timeout", or None where there was nothing to wait for
 
-Only a *look* at both keys releases. A *watch* (a long poll) on each key merely says when to look; it is opened after
-the first look and leads to another one as soon as it stands, so that a key written in between is not missed. Looks come
-every two seconds all the same: a server may have no watches, and a watch may die silently.
+Only a *look* at a key releases. The two keys are looked at independently, each on a connection of its own: a look that
+gets no answer hides nothing of the other key. Ready wins, so a look that finds the degraded key leads to one more at
+the ready key, and releases as degraded when that finds nothing, or gets no answer. A *watch* (a long poll) on each key
+merely says when to look; it is opened after the first look and leads to another one as soon as it stands, so that a key
+written in between is not missed. Looks come every two seconds all the same: a server may have no watches, and a watch
+may die silently.
 
 Nothing here blocks but the one wait for all sockets together, so no peer can hold it past its deadline. It runs inside
 other people's images: standard library only, nothing else of this package, and no exception leaves it but those that
@@ -42,7 +45,8 @@ DEFAULT_SECONDS = 60.0
 
 LOOK_EVERY = 2.0
 LOOK_AGAIN = 0.25  # after a look that got no answer, a refused connection for instance: the rendezvous may be starting
-LOOKS_AT_ONCE = 4  # a slow server has 4 x 2 s to answer before its oldest look is given up
+LOOKS_AT_ONCE = 4  # at each key: a slow server has 4 x 2 s to answer before its oldest look is given up
+CONFIRM = 0.5  # how long the ready key may take to answer once the degraded one is there
 GRACE = 0.5  # for the last look, which starts at the deadline; with `timeout=0` it is the only one
 NEXT_ADDRESS = 0.3  # a host with several addresses: how long each may take to connect before the next is tried
 WATCH_AGAIN = 2.0  # after a watch that ended at once
@@ -267,9 +271,9 @@ def _dechunk(data: bytes) -> tuple[bytes, bool]:
 
 @dataclass(frozen=True, slots=True)
 class _Finding:
-    """What one look found, and which API the server turned out to have."""
+    """Whether the key is there, and which API the server turned out to have."""
 
-    outcome: Status | None
+    there: bool
     api: Literal["v2", "v3"] | None
     note: str
 
@@ -303,28 +307,21 @@ class _Requests:
             head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         return f"{head}\r\n".encode("ascii", "replace") + body
 
-    def look(self, api: str | None) -> Generator[bytes, _Reply, _Finding]:
-        """Ask for both keys: yields requests, is sent the answers, returns what they mean.
-
-        Degraded is asked first: what counts is that ready was not there *after* degraded was seen.
-        """
+    def look(self, key: str, api: str | None) -> Generator[bytes, _Reply, _Finding]:
+        """Ask for a key: yields requests, is sent the answers, returns what they mean."""
         note = "neither key is there"
         if api != "v3":
-            degraded, ready = (yield self.get(DEGRADED)), (yield self.get(READY))
-            if ready.status == 200 or degraded.status == 200:
-                return _Finding("ready" if ready.status == 200 else "degraded", "v2", "")
-            if b"x-etcd-index" in ready.headers or "errorCode" in ready.json():
-                return _Finding(None, "v2", note if ready.status == 404 else f"the rendezvous answers {ready.status}")
-            note = f"the rendezvous answers {ready.status} and has no keys API"
-        there = {}
-        for key in (DEGRADED, READY):
-            reply = yield self.range(key)
-            answer = reply.json()
-            if reply.status != 200 or "header" not in answer:
-                return _Finding(None, None, note)
-            there[key] = bool(answer.get("kvs"))
-        outcome: Status | None = "ready" if there[READY] else "degraded" if there[DEGRADED] else None
-        return _Finding(outcome, "v3", "neither key is there")
+            reply = yield self.get(key)
+            if reply.status == 200:
+                return _Finding(True, "v2", "")
+            if b"x-etcd-index" in reply.headers or "errorCode" in reply.json():
+                return _Finding(False, "v2", note if reply.status == 404 else f"the rendezvous answers {reply.status}")
+            note = f"the rendezvous answers {reply.status} and has no keys API"
+        reply = yield self.range(key)
+        answer = reply.json()
+        if reply.status != 200 or "header" not in answer:
+            return _Finding(False, None, note)
+        return _Finding(bool(answer.get("kvs")), "v3", "neither key is there")
 
 
 # The sockets.
@@ -384,6 +381,7 @@ class _Line:
 
 @dataclass(slots=True, eq=False)
 class _Look:
+    key: str
     script: Generator[bytes, _Reply, _Finding]
     request: bytes
     addresses: list[Address]
@@ -435,9 +433,11 @@ class _Gate:
         self.names: _Names | None = None
         self.next_look = self.began
         self.closing = False  # the deadline has passed, and the last look was asked for
-        self.last_look: _Look | None = None
+        self.last_looks: list[_Look] = []
+        self.degraded_at = math.inf  # when the degraded key was found
+        self.confirming: _Look | None = None  # the look at the ready key after that
         self.looks: list[_Look] = []
-        self.spare: _Line | None = None
+        self.spares: dict[str, _Line] = {}
         self.watches: dict[str, _Watch] = {}
         self.watch_after = {READY: 0.0, DEGRADED: 0.0}
         self.selector = selectors.DefaultSelector()
@@ -455,7 +455,8 @@ class _Gate:
         return self.selector.fileno()
 
     def close(self) -> None:
-        for line in (*(look.line for look in self.looks), *(watch.line for watch in self.watches.values()), self.spare):
+        watching = [watch.line for watch in self.watches.values()]
+        for line in (*(look.line for look in self.looks), *watching, *self.spares.values()):
             if line is not None:
                 line.close()
         self.selector.close()
@@ -466,7 +467,8 @@ class _Gate:
         """Seconds until `turn` must be called even if nothing stirs."""
         now = time.monotonic()
         next_step = self.deadline + GRACE if self.closing else min(self.deadline, self.next_look)
-        return max(0.0, min(next_step, *(look.give_up_connecting for look in self.looks), math.inf) - now)
+        connecting = (look.give_up_connecting for look in self.looks)
+        return max(0.0, min(next_step, self.degraded_at + CONFIRM, *connecting) - now)
 
     def turn(self, timeout: float) -> None:
         for key, _ in self.selector.select(timeout):
@@ -479,14 +481,19 @@ class _Gate:
         now = time.monotonic()
         for look in [look for look in self.looks if look.give_up_connecting <= now]:
             self._lost(look, TimeoutError("no connection in time"))
-        if now >= self.deadline + GRACE:
-            self.outcome = self.outcome or "timeout"
+        if now >= min(self.degraded_at + CONFIRM, self.deadline + GRACE):
+            self._give_up()
         elif now >= self.deadline:
             self.closing = True
-            if self.last_look is None:
-                self._start_look(last=True)
+            if not self.last_looks and self.confirming is None:
+                self._start_looks()
         elif now >= self.next_look:
-            self._start_look()
+            self._start_looks()
+
+    def _give_up(self) -> None:
+        """No more looks: what was found decides."""
+        if self.outcome is None:
+            self.outcome = "timeout" if self.degraded_at == math.inf else "degraded"
 
     def _resolve(self) -> None:
         if self.names is None:
@@ -513,29 +520,35 @@ class _Gate:
                 self.note = f"{_shown(self.host)}: {_reason(error or OSError('no address'))}"
                 self.next_look = time.monotonic() + LOOK_AGAIN
                 if self.closing:
-                    self.outcome = "timeout"
+                    self._give_up()
 
-    def _start_look(self, *, last: bool = False) -> None:
+    def _start_looks(self) -> None:
         self.next_look = time.monotonic() + LOOK_EVERY
-        if len(self.looks) >= LOOKS_AT_ONCE:
+        started = [self._start_look(key) for key in (READY, DEGRADED)]
+        if self.closing:
+            self.last_looks = [look for look in started if look in self.looks]
+
+    def _start_look(self, key: str) -> _Look | None:
+        before = [look for look in self.looks if look.key == key]
+        if len(before) >= LOOKS_AT_ONCE:
             self.note = "no answer"
             self._forget_addresses()
-            self._drop(self.looks[0])
+            self._drop(before[0])
         if not self.addresses:
             self._resolve()
-            return
-        script = self.requests.look(self.api)
-        look = _Look(script, next(script), list(self.addresses))
+            return None
+        script = self.requests.look(key, self.api)
+        look = _Look(key, script, next(script), list(self.addresses))
         self.looks.append(look)
-        if last:
-            self.last_look = look
-        if self.spare:
-            look.line, self.spare, look.reused = self.spare, None, True
-            look.line.stirred = lambda: self._look_stirred(look)
-            look.line.send(look.request)
+        spare = self.spares.pop(key, None)
+        if spare is not None:
+            look.line, look.reused = spare, True
+            spare.stirred = lambda: self._look_stirred(look)
+            spare.send(look.request)
             self._look_stirred(look)
         else:
             self._connect(look, None)
+        return look
 
     def _connect(self, look: _Look, error: Exception | None) -> None:
         """Open the look's next connection; without another address the look has failed."""
@@ -572,8 +585,7 @@ class _Gate:
         self.api = None
         if error:
             self.note = _reason(error)
-        if look is self.last_look:
-            self.outcome = "timeout"
+        self._over(look)
         self.next_look = min(self.next_look, time.monotonic() + LOOK_AGAIN)
 
     def _drop(self, look: _Look) -> None:
@@ -618,22 +630,35 @@ class _Gate:
     def _answered(self, look: _Look, finding: _Finding, line: _Line | None) -> None:
         peer = look.line.peer if look.line else None
         self.addresses.sort(key=lambda address: address[4] != peer)  # the one that answers comes first
-        if line and not self.spare:
+        if line and look.key not in self.spares:
             look.line = None
-            line.incoming, line.stirred = b"", self._spare_stirred
-            self.spare = line
+            line.incoming, line.stirred = b"", lambda: self._spare_stirred(look.key)
+            self.spares[look.key] = line
         self._drop(look)
-        self.api, self.note, self.outcome = finding.api, finding.note, finding.outcome
-        if look is self.last_look and not self.outcome:
-            self.outcome = "timeout"
+        self.api, self.note = finding.api, finding.note
+        if finding.there and look.key == READY:
+            self.outcome = "ready"
+        elif finding.there and self.degraded_at == math.inf:
+            self.degraded_at = time.monotonic()
+            self.confirming = self._start_look(READY)
+        self._over(look)
         if self.outcome is None and finding.api is not None:
             self._watch_again(finding.api)
 
-    def _spare_stirred(self) -> None:
+    def _over(self, look: _Look) -> None:
+        """The look releases nobody as ready. Whether it was the last that could."""
+        if look in self.last_looks:
+            self.last_looks.remove(look)
+            if not self.last_looks and (self.degraded_at == math.inf or self.confirming is None):
+                self._give_up()
+        if look is self.confirming:
+            self._give_up()
+
+    def _spare_stirred(self, key: str) -> None:
         """An idle connection has nothing to say, so it was closed."""
-        if self.spare:
-            self.spare.close()
-            self.spare = None
+        spare = self.spares.pop(key, None)
+        if spare is not None:
+            spare.close()
 
     def _watch_again(self, api: Literal["v2", "v3"]) -> None:
         now = time.monotonic()

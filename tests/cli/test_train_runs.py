@@ -493,3 +493,22 @@ def test_the_commands_complete_names_of_runs(train: Callable[..., Done], env: di
         [sys.executable, "-c", script], env=env | words, capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.split() == [name]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_launcher_may_have_options(train: Callable[..., Done], name: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import os; print('workers', os.environ['WORLD_SIZE'])\n")
+    options = "torchrun --max-restarts=0 --nproc-per-node=2"
+    path = f"PATH={Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = train("up", name, "--launcher", options, "--env", path, "--world-size=1", "--wait", "--logs", str(script))
+    assert done.returncode == 0, done.stderr
+    assert "workers 2" in done.stdout
+
+
+def test_another_launcher_is_refused_in_one_sentence(train: Callable[..., Done], name: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    done = train("up", name, "--launcher", "mpirun -n 2", "--world-size", "1", str(script))
+    assert "must be 'python' or 'torchrun', which may have options after it" in one_line(done)

@@ -702,7 +702,7 @@ def test_torchrun_gets_its_options_before_the_script(tmp_path: Path) -> None:
         "--rdzv-endpoint=$BASILICA_RDZV_ENDPOINT",
         "--rdzv-id=$BASILICA_RDZV_ID",
         "--nproc-per-node=$BASILICA_GPUS_PER_POD",
-        "--max-restarts=10",
+        "--max-restarts=0",
         "--monitor-interval=0.1",
         "--rdzv-conf=timeout=900,last_call_timeout=30",
     ]

@@ -1,5 +1,6 @@
 """A deployed function under torchrun: from `scale()` to the workers of the new world, and the exception of one."""
 
+import contextlib
 import inspect
 import os
 import signal
@@ -119,6 +120,108 @@ def _replace_rendezvous(state: Path, steps: Ledger) -> None:
     pid = lock.read_text()
     os.kill(int(pid), signal.SIGKILL)
     steps.until(lambda: lock.read_text() not in ("", pid), "new rendezvous")
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["the agent and its worker", "the agent alone"])
+def test_a_killed_agent_costs_the_workers_of_the_others_nothing(
+    client: basilica.BasilicaClient, tmp_path: Path, whole: bool
+) -> None:
+    """Each loss makes the workers of its peer fall, whose agent has no restart to spend."""
+    steps = Ledger(tmp_path / "run")
+    options = {**OPTIONS, "max_restarts": 2, "launcher": "torchrun"}
+    world = basilica.WorldSize(2, 2, 2)
+    with client.deploy_distributed(
+        None, source=train, source_args=[str(steps.folder)], world_size=world, **options
+    ) as training:
+        for _ in range(2):
+            steps.first_step(2, time.time())
+            _kill_agent(training.name, rank=1, whole=whole)
+        steps.first_step(2, time.time())
+        (steps.folder / "stop").touch()
+        training.join(PATIENCE)
+        assert [rank.restarts for rank in training.ranks] == [0, 2], training.logs()
+        assert {step.restarts for step in steps.steps()} == {0}, training.logs()
+
+
+def _kill_agent(instance: str, *, rank: int, whole: bool) -> None:
+    """The torchrun agent of a rank: the parent of the process that has torchelastic's variables."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                raw = (entry / "environ").read_bytes().split(b"\0")
+                environment = dict(pair.decode(errors="replace").partition("=")[::2] for pair in raw)
+                mine = environment.get("BASILICA_DEPLOYMENT") == instance
+                if mine and environment.get("BASILICA_RANK") == str(rank) and "TORCHELASTIC_RUN_ID" in environment:
+                    parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                    found[int(entry.name)] = parent
+    worker, agent = next((pid, parent) for pid, parent in found.items() if parent not in found)
+    for pid in (worker, agent) if whole else (agent,):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def always_fails(folder: str) -> None:
+    import os
+
+    with open(f"{folder}/starts", "a") as starts:
+        starts.write(os.environ["BASILICA_RANK"] + "\n")
+    raise ArithmeticError("it never works")
+
+
+@pytest.mark.parametrize("max_restarts", [0, 1])
+def test_a_script_that_always_raises_ends_the_run_after_its_budget(
+    client: basilica.BasilicaClient, tmp_path: Path, max_restarts: int
+) -> None:
+    options = {**OPTIONS, "max_restarts": max_restarts, "launcher": "torchrun"}
+    world = basilica.WorldSize(2, 2, 2)
+    training = client.deploy_distributed(
+        None, source=always_fails, source_args=[str(tmp_path)], world_size=world, **options
+    )
+    with training:
+        with pytest.raises(basilica.BelowMinimumWorld, match="ArithmeticError: it never works"):
+            training.join(PATIENCE)
+        assert training.culprit is not None
+        assert training.culprit.traceback.endswith("\nArithmeticError: it never works")
+        starts = (tmp_path / "starts").read_text().split()
+        most = max(starts.count("0"), starts.count("1"))
+        assert most == max_restarts + 1, starts
+        restarted = [event for event in training.events() if event.reason == "RankRestarted"]
+        assert len(restarted) >= max_restarts
+
+
+def raises_on_rank_1(folder: str) -> None:
+    import os
+    import time
+
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    with open(f"{folder}/starts", "a") as starts:
+        starts.write(os.environ["BASILICA_RANK"] + "\n")
+    for step in range(10_000):
+        if step == 3 and os.environ["BASILICA_RANK"] == "1":
+            raise ArithmeticError("rank 1 never works")
+        dist.all_reduce(torch.ones(1))
+        time.sleep(0.05)
+
+
+def test_the_rank_whose_worker_raised_pays_and_is_the_culprit_not_those_that_fell_with_it(
+    client: basilica.BasilicaClient, tmp_path: Path
+) -> None:
+    options = {**OPTIONS, "max_restarts": 1, "launcher": "torchrun"}
+    world = basilica.WorldSize(2, 2, 2)
+    training = client.deploy_distributed(
+        None, source=raises_on_rank_1, source_args=[str(tmp_path)], world_size=world, **options
+    )
+    with training:
+        with pytest.raises(basilica.BelowMinimumWorld, match="ArithmeticError: rank 1 never works"):
+            training.join(PATIENCE)
+        assert training.culprit is not None
+        assert training.culprit.rank == 1
+        assert [rank.restarts for rank in training.ranks] == [0, 1], training.logs()
+        assert (tmp_path / "starts").read_text().split().count("1") == 2
 
 
 def fails() -> None:

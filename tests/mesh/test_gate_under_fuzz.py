@@ -259,6 +259,36 @@ def test_a_server_that_needs_longer_than_a_look_to_answer_still_releases(pod: Po
     assert mesh_status() == "ready"
 
 
+@pytest.mark.parametrize(
+    ("hangs", "status"), [(b"mesh-degraded", "ready"), (b"mesh-ready", "degraded")], ids=["degraded", "ready"]
+)
+@pytest.mark.parametrize("timeout", [0, 20])
+def test_a_key_that_hangs_does_not_hide_the_other(pod: Pod, hangs: bytes, status: str, timeout: float) -> None:
+    def script(peer: Peer, connection: socket.socket, request: bytes) -> None:
+        if hangs in request:
+            peer.over.wait(30)
+        connection.sendall(OK)
+
+    with Peer(script) as peer:
+        pod(peer.endpoint)
+        began = time.monotonic()
+        mesh_wait(timeout)
+        assert time.monotonic() - began < 5
+    assert mesh_status() == status
+
+
+def test_ready_wins_over_a_degraded_key_that_answers_sooner(pod: Pod) -> None:
+    def script(peer: Peer, connection: socket.socket, request: bytes) -> None:
+        if b"mesh-ready" in request:
+            peer.over.wait(0.2)
+        connection.sendall(OK)
+
+    with Peer(script) as peer:
+        pod(peer.endpoint)
+        mesh_wait(20)
+    assert mesh_status() == "ready"
+
+
 class Numberless:
     def __float__(self) -> float:
         raise RuntimeError("no number")
@@ -339,7 +369,8 @@ def test_keyboard_interrupt_passes_through_and_leaves_nothing_open(pod: Pod) -> 
     def interrupt(peer: Peer, connection: socket.socket, request: bytes) -> None:
         main = threading.main_thread().ident
         assert main is not None
-        signal.pthread_kill(main, signal.SIGINT)
+        if request == peer.requests[0]:
+            signal.pthread_kill(main, signal.SIGINT)
         closed.append(connection.recv(1) == b"")
 
     closed: list[bool] = []
@@ -348,8 +379,8 @@ def test_keyboard_interrupt_passes_through_and_leaves_nothing_open(pod: Pod) -> 
         with pytest.raises(KeyboardInterrupt):
             mesh_wait(30)
         assert mesh_status() is None
-        until(lambda: bool(closed), 5)
-    assert closed == [True]
+        until(lambda: len(closed) == len(peer.requests), 5)
+    assert all(closed)
 
 
 def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.rendezvous.harness import Address, OurServer, real_etcd
+from tests.runtime_local.conftest import pytest_pyfunc_call  # noqa: F401 - tests may be coroutines here as well
 
 
 @pytest.fixture(scope="session")

@@ -20,8 +20,10 @@ import pytest
 
 from basilica.rendezvous.http import Call, Connection, LongReply, Reply
 from basilica.rendezvous.journal import Journal, write_snapshot
+from basilica.rendezvous.keyserver import KeyspaceServer
 from basilica.rendezvous.keyspace import Keyspace
-from basilica.rendezvous.service import KeyspaceServer
+from basilica.rendezvous.lane import Lane
+from basilica.rendezvous.quota import Quota
 
 Address = tuple[str, int]
 T = TypeVar("T")
@@ -140,7 +142,8 @@ class OurServer:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._connections: set[Connection] = set()
+        quota = Quota()
+        self._lane = Lane(buffered_max=quota.buffered, body_max=quota.body_bytes)
         self._count = 0
         self.server: KeyspaceServer | None = None
         self.address: Address = self._run(self._listen())
@@ -153,9 +156,7 @@ class OurServer:
         return self.server.handle(call)
 
     async def _listen(self) -> Address:
-        self._listener = await self._loop.create_server(
-            lambda: Connection(self._handle, self._connections), "127.0.0.1", 0
-        )
+        self._listener = await self._loop.create_server(lambda: Connection(self._handle, self._lane), "127.0.0.1", 0)
         host, port = self._listener.sockets[0].getsockname()
         return host, port
 
@@ -202,7 +203,7 @@ class OurServer:
     def stop(self) -> None:
         async def end() -> None:
             self._listener.close()
-            for connection in list(self._connections):
+            for connection in list(self._lane.connections):
                 connection.abort()
             if self.server is not None:
                 self.server.stop()

@@ -278,7 +278,7 @@ def test_at_rest_it_holds_one_connection_and_keep_alives_do_not_wake_it(own: Our
                 assert message.status == 200
             await agent.get("/")  # answered after all that came before
             assert len(asked) == 51
-            assert len(own._connections) == 3  # the agent, the control plane, the driver
+            assert len(own._lane.connections) == 3  # the agent, the control plane, the driver
         await agent.close()
 
     try:
@@ -351,7 +351,7 @@ def test_many_in_one_process_and_none_is_left(own: OurServer) -> None:
         await asyncio.gather(*(k.client.close() for k in keys))
 
         async def connections() -> int:
-            return len(own._connections)
+            return len(own._lane.connections)
 
         await until(connections, lambda count: count == 0)
 

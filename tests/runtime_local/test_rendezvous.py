@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -21,6 +21,7 @@ from basilica.core.world import WorldSize
 from basilica.rendezvous.client import KeysClient
 from basilica.rendezvous.control import RendezvousControl
 from basilica.rendezvous.exchange import NoAnswer
+from basilica.rendezvous.persisting import opened
 from basilica.runtimes.local.ports import ports_of
 from basilica.server.serve import SystemClock
 from basilica.stores.memory import MemoryStore
@@ -157,6 +158,63 @@ async def test_keys_that_were_lost_are_written_again_at_the_same_port(machine: M
         await control.until_keys(says(1))
         assert ports_of(machine.layout.ports("train-x")).rendezvous == port
         await control.cancel()
+
+
+@pytest.mark.parametrize("file", ["about", "journal"])
+async def test_a_damaged_keyspace_is_said_again_at_its_port_with_a_warning(machine: Machine, file: str) -> None:
+    async with plane(machine, MemoryStore()) as here:
+        await here.deploy(SLEEP)
+        await here.until_keys_after_start()
+        port = ports_of(machine.layout.ports("train-x")).rendezvous
+        path = machine.layout.rendezvous / "keyspaces" / "train-x" / file
+        path.unlink()
+        os.mkfifo(path)
+        os.kill(int((machine.layout.rendezvous / "lock").read_text()), signal.SIGKILL)
+        run = await here.until(lambda status: "RendezvousKeysLost" in status.warned)
+        await here.until_keys(says(1))
+        assert ports_of(machine.layout.ports("train-x")).rendezvous == port
+        [event] = [e for e in await here.store.events("train-x") if e.reason == "RendezvousKeysLost"]
+        assert event.kind == "Warning"
+        assert "the keys of train-x were lost" in event.message
+        assert run.status.phase == "ready"
+        await here.cancel()
+
+
+CHANGES: dict[str, Callable[[KeysClient], Awaitable[Any]]] = {
+    "the world is deleted": lambda keys: keys.delete("/basilica/world"),
+    "the world is another": lambda keys: keys.put("/basilica/world", '{"target": 7}'),
+    "the world is no JSON": lambda keys: keys.put("/basilica/world", "[[["),
+    "all is deleted": lambda keys: keys.delete("/basilica", recursive=True),
+    "the gate is deleted": lambda keys: keys.delete("/basilica/mesh-ready/here"),
+    "a host is let go that is none": lambda keys: keys.put("/basilica/mesh-degraded/there", "degraded"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_what_a_rank_changes_of_ours_is_put_right(machine: Machine, change: str) -> None:
+    """Nothing but the change itself wakes the controller here."""
+    async with plane(machine, MemoryStore()) as here:
+        await here.deploy(SLEEP)
+        await here.until_keys_after_start()
+        port = ports_of(machine.layout.ports("train-x")).rendezvous
+        async with opened(f"127.0.0.1:{port}") as keys:
+            for _ in range(2):
+                assert (await CHANGES[change](keys)).ok
+                await here.until_keys(says(1))
+        await here.cancel()
+
+
+@pytest.mark.parametrize("obstacle", ["/basilica", "/basilica/mesh-ready", "/basilica/world/x", "/basilica/world"])
+async def test_nor_can_a_rank_stand_in_the_way_of_what_we_say(machine: Machine, obstacle: str) -> None:
+    async with plane(machine, MemoryStore()) as here:
+        await here.deploy(SLEEP)
+        await here.until_keys_after_start()
+        port = ports_of(machine.layout.ports("train-x")).rendezvous
+        async with opened(f"127.0.0.1:{port}") as keys:
+            await keys.delete("/basilica", recursive=True)
+            await keys.put(obstacle, "in the way")
+            await here.until_keys(says(1))
+        await here.cancel()
 
 
 async def test_it_outlives_the_server_and_the_next_one_goes_on_with_it(machine: Machine) -> None:

@@ -12,6 +12,7 @@ import contextlib
 import json
 import linecache
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
 
 RESULT_MAX = 8 << 20
 RENDEZVOUS_BACK_WITHIN = 30.0
+# What a worker says that fell because a peer was gone, in the words of torch, Gloo, NCCL and the kernel.
+ECHO = re.compile(
+    r"\bDist\w*Error\b|\bConnection\w*Error\b|\bBrokenPipeError\b|gloo|NCCL|ProcessGroup|TCPStore"
+    r"|(?i:connection (?:was )?(?:closed|reset|refused|aborted)|broken pipe|socket timeout|failed to recv)"
+)
+OWN, AS_ECHO = "own", "echo"
 
 
 def main(shipped: dict[str, Any], worker: bool = False) -> None:
@@ -80,11 +87,102 @@ def torchrun(options: list[str], script: str) -> None:
             f"basilica: launcher='torchrun' needs {names}, which {sys.executable} does not have: install it there with "
             f"'pip install {' '.join(missing)}', or deploy with pip_packages={missing!r}"
         )
+    count_own_failures_only()
     if "etcd" in needed:
         end_when_asked_while_meeting()
         outwait_the_rendezvous()
     sys.argv = ["torchrun", *options, script, *sys.argv[1:]]
     runpy.run_module("torch.distributed.run", run_name="__main__", alter_sys=True)
+
+
+def count_own_failures_only() -> None:
+    """Let an agent restart its workers without a cost when they fell because a peer had gone.
+
+    torch counts each fall of a worker. A rank that is lost, or drained, makes the workers of all others fall, so a
+    budget of 0, which is what agents have unless the user gives them another, would end them all. An agent whose
+    workers fell on their own ends at once (or pays a restart, where it has one). One whose workers name a lost
+    connection meets the others first, and learns there whether somebody has gone or has paid.
+    """
+    try:
+        from torch.distributed.elastic.agent.server.api import RunResult, WorkerState  # noqa: PLC0415
+        from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent  # noqa: PLC0415
+    except ImportError:  # another torch has it elsewhere
+        return
+    agents: Any = LocalElasticAgent
+    names = ("_monitor_workers", "_rendezvous", "_assign_worker_ranks", "_restart_workers")
+    if not all(hasattr(agents, name) for name in names):
+        return
+    look, meet, introduce = agents._monitor_workers, agents._rendezvous, agents._assign_worker_ranks
+    me = os.environ.get("BASILICA_RANK", "0") + "/" + os.environ.get("BASILICA_ATTEMPT", "0")
+    fall = ["", 0.0]  # how our workers fell in the last round, and when
+    members: dict[str, Any] = {}  # of the round that trains: how the workers of each fell in the one before
+
+    def monitor(self: Any, group: Any) -> Any:
+        result = look(self, group)
+        if result.state not in (WorkerState.FAILED, WorkerState.UNHEALTHY):
+            return result
+        fall[:] = how_it_fell(result.failures.values()), time.time()
+        if fall[0] == OWN or group.group_world_size == 1:
+            return result
+        try:
+            self._restart_workers(group)
+        except BudgetSpent:
+            return result
+        return RunResult(state=WorkerState.HEALTHY)
+
+    def meet_and_count(self: Any, group: Any) -> None:
+        before, echo = set(members), fall[0] == AS_ECHO and group.group_world_size != 1
+        meet(self, group)
+        fall[:] = "", 0.0
+        if echo and pays(me, before, members):
+            if self._remaining_restarts <= 0:
+                raise BudgetSpent
+            self._remaining_restarts -= 1
+
+    def introduce_with_fall(self: Any, store: Any, group_rank: int, group_size: int, spec: Any) -> Any:
+        own = [f"basilica/agents/{n}" for n in range(group_size)]
+        store.set(own[group_rank], json.dumps([me, *fall]))
+        if group_rank == 0:  # one agent reads what all say: each reading each would be a square
+            if group_size > 1:
+                store.multi_get([f"torchelastic/role_info/{n}" for n in range(1, group_size)])
+            said = [key for key in own if store.check([key])] if not store.check(own) else own
+            store.set("basilica/round", json.dumps([json.loads(word) for word in store.multi_get(said)]))
+        workers = introduce(self, store, group_rank, group_size, spec)
+        members.clear()
+        if store.check(["basilica/round"]):
+            members.update({name: (kind, at) for name, kind, at in json.loads(store.get("basilica/round"))})
+        return workers
+
+    agents._monitor_workers = monitor
+    agents._rendezvous = meet_and_count
+    agents._assign_worker_ranks = introduce_with_fall
+
+
+class BudgetSpent(Exception):
+    """The workers fell once more than they may."""
+
+
+def how_it_fell(failures: Any) -> str:
+    """Whether workers fell on their own, or as they do when a peer is gone.
+
+    NCCL's watchdog aborts a worker whose peer does not answer.
+    """
+    for failure in failures:
+        said = failure.message.get("message", "") if isinstance(failure.message, dict) else failure.message
+        if failure.exitcode != -signal.SIGABRT and not ECHO.search(str(said)):
+            return OWN
+    return AS_ECHO
+
+
+def pays(me: str, before: Any, members: Any) -> bool:
+    """Whether the fall of our workers, which looks like an echo, is counted as our own.
+
+    `before` and `members` are the agents of the round in which they fell and of the next. With the same agents in both,
+    and none that fell on its own, nobody else is to blame: the first of those that fell pays.
+    """
+    if set(before) != set(members) or any(kind == OWN for kind, _ in members.values()):
+        return False
+    return bool(min((at, name) for name, (kind, at) in members.items() if kind)[1] == me)
 
 
 def end_when_asked_while_meeting() -> None:

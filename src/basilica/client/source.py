@@ -22,7 +22,8 @@ from basilica.core.errors import ValidationError
 
 SOURCE_VARIABLE = "BASILICA_SOURCE"
 SOURCE_BYTES_MAX = 96_000  # compressed; as base64 it is just below what the kernel takes for one variable
-TORCHRUN_RESTARTS = 10
+# Restarts are counted in one place, by the controller: an agent whose workers fail ends, and is restarted as any rank.
+TORCHRUN_RESTARTS = 0
 # For agents that nobody drives: how long they wait for those that are missing, at all and once there are enough.
 JOIN_SECONDS, LAST_CALL_SECONDS = 900, 30
 MONITOR_SECONDS = 0.1  # how soon an agent sees that the world changes

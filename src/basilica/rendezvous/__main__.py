@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from basilica.rendezvous.peers import is_loopback
+from basilica.rendezvous.quota import UNSHARED, Quota
 from basilica.rendezvous.service import RendezvousError, Service
 from basilica.rendezvous.standby import Standby, served
 
@@ -44,7 +46,10 @@ def has_ranks(runs: Path | None, name: str) -> bool:
         locks = {line.split()[5].rpartition(":")[2] for line in Path("/proc/locks").read_text().splitlines()}
     except (OSError, IndexError):
         return True
-    return runs is None or any(str(rank.stat().st_ino) in locks for rank in (runs / name).glob("rank-*"))
+    try:
+        return runs is None or any(str(rank.lstat().st_ino) in locks for rank in (runs / name).glob("rank-*"))
+    except OSError:  # it is being removed, or is not what it was
+        return True
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -59,6 +64,20 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--detach", action="store_true", help="run in the background, and keep ports open when the service is killed"
     )
+    parser.add_argument(
+        "--allow-uid",
+        type=int,
+        action="append",
+        default=[],
+        metavar="UID",
+        help="on a loopback address, answer processes of this user too, besides root's and those of whoever starts it",
+    )
+    parser.add_argument(
+        "--keyspace-bytes",
+        type=int,
+        default=UNSHARED.weight,
+        help="how much memory the keys and values of one keyspace may take (default: %(default)s)",
+    )
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="rendezvous: %(message)s")
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -72,9 +91,20 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _serve(args: argparse.Namespace, standby: Standby | None) -> int:
-    is_used = functools.partial(has_ranks, args.runs)
+    options = {
+        "linger": args.linger,
+        "is_used": functools.partial(has_ranks, args.runs),
+        "standby": standby,
+        # No keyspace may take so many descriptors that the others have none.
+        "quota": Quota(
+            weight=args.keyspace_bytes,
+            connections=min(UNSHARED.connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2),
+        ),
+        # Who comes from another machine, or another network namespace, is nobody's process here.
+        "users": {0, os.getuid(), *args.allow_uid} if is_loopback(args.host) else None,
+    }
     try:
-        asyncio.run(serve(args.data_dir, args.host, args.port, linger=args.linger, is_used=is_used, standby=standby))
+        asyncio.run(serve(args.data_dir, args.host, args.port, **options))
     except RendezvousError as error:
         print(f"rendezvous: {error}", file=sys.stderr)
         return 1

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Mapping
 from basilica.core.mesh import Announcement, Gate
 from basilica.rendezvous.client import Answer, KeysClient
 from basilica.rendezvous.exchange import NoAnswer
+from basilica.rendezvous.keyspace import NOT_A_DIRECTORY, NOT_A_FILE
 from basilica.rendezvous.names import MESH_DEGRADED, MESH_READY, ROOT, WORLD
 
 GATES = {Gate.READY: MESH_READY, Gate.DEGRADED: MESH_DEGRADED}
@@ -16,12 +17,12 @@ async def announce(keys: KeysClient, says: Announcement | None, wanted: Announce
     if says is None:
         says = announced((await must(keys.get(ROOT, recursive=True), absent=True)).leaves())
     if says.world != wanted.world:
-        await must(keys.put(WORLD, json.dumps({"target": wanted.world})))
+        await _put(keys, WORLD, json.dumps({"target": wanted.world}))
     before, after = set(says.released), set(wanted.released)
     for host, gate in sorted(after - before):
-        await must(keys.put(f"{GATES[gate]}/{host}", gate.value))
+        await _put(keys, f"{GATES[gate]}/{host}", gate.value)
     for host, gate in sorted(before - after):  # last: a rank that looks meanwhile must find one of its two keys
-        await must(keys.delete(f"{GATES[gate]}/{host}"), absent=True)
+        await must(keys.delete(f"{GATES[gate]}/{host}", recursive=True), absent=True)
 
 
 def announced(leaves: Mapping[str, str]) -> Announcement:
@@ -34,14 +35,35 @@ def announced(leaves: Mapping[str, str]) -> Announcement:
     ]
     try:
         world = int(json.loads(leaves.get(WORLD, "{}"))["target"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         world = -1
     return Announcement(world, tuple(sorted(released)))
 
 
+def says_of(key: str) -> bool:
+    """Whether a change of the key, or of a directory that it names, changes what the keyspace tells its ranks."""
+    return any(f"{ours}/".startswith(f"{key}/") or key.startswith(f"{ours}/") for ours in (WORLD, *GATES.values()))
+
+
+async def _put(keys: KeysClient, key: str, value: str) -> None:
+    """Write a key of ours, in place of whatever a rank has put in its way: a directory, or a file above it."""
+    for _ in range(key.count("/") + 1):
+        answer = await keys.put(key, value)
+        if answer.body.get("errorCode") not in (NOT_A_FILE, NOT_A_DIRECTORY):
+            break
+        obstacle = str(answer.body.get("cause", ""))
+        if not f"{key}/".startswith(f"{obstacle}/") or not obstacle.startswith("/"):
+            break
+        await must(keys.delete(obstacle, recursive=True), absent=True)
+    _check(answer)
+
+
 async def must(answer: Awaitable[Answer], *, absent: bool = False) -> Answer:
     """The answer, `NoAnswer` if it is a refusal; `absent`: that there is no such key is fine."""
-    found = await answer
-    if not (found.ok or (absent and found.status == 404)):
-        raise NoAnswer(f"{found.status} {found.body.get('message', '')}")
-    return found
+    return _check(await answer, absent=absent)
+
+
+def _check(answer: Answer, *, absent: bool = False) -> Answer:
+    if not (answer.ok or (absent and answer.status == 404)):
+        raise NoAnswer(f"{answer.status} {answer.body.get('message', '')} {answer.body.get('cause', '')}".rstrip())
+    return answer

@@ -31,8 +31,21 @@ class RendezvousControl:
 
     async def open(self, name: str, port: int | None = None) -> int:
         """The port of the keyspace `name`, made if need be, on `port` if one is wished for. Repeatable."""
+        return int((await self.about(name, port))["port"])
+
+    async def about(self, name: str, port: int | None = None) -> dict[str, Any]:
+        """The same, with all that the service knows of the keyspace."""
         answer = await self._ask("PUT", f"/keyspaces/{quote(name, safe='')}" + (f"?port={port}" if port else ""))
-        return int(json.loads(answer.body)["port"])
+        about: dict[str, Any] = json.loads(answer.body)
+        return about
+
+    async def allow(self, uid: int) -> None:
+        """Have processes of this user answered too."""
+        await self._ask("PUT", f"/users/{uid}")
+
+    async def acknowledge(self, name: str) -> None:
+        """Say that whoever should know of the keyspace's fault does."""
+        await self._ask("DELETE", f"/faults/{quote(name, safe='')}")
 
     async def close(self, name: str) -> bool:
         """End the keyspace `name` and forget its keys; False if it is not there."""
@@ -45,7 +58,7 @@ class RendezvousControl:
         return True
 
     async def list(self) -> "list[dict[str, Any]]":
-        """Name, port, whether it serves, and what is wrong if it does not."""
+        """Name, port, whether it serves, and what became of keys that were lost."""
         answer: list[dict[str, Any]] = json.loads((await self._ask("GET", "/keyspaces")).body)
         return answer
 

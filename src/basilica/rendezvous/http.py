@@ -1,11 +1,13 @@
 """A small HTTP/1.1 server on asyncio's transports.
 
-A request is answered inside the callback that read it: no task, no future, no thread. A long poll is a connection that
+A request is answered inside the callback that read it, no task, no future, no thread, unless its lane has had its part
+of this turn of the loop (see `lane`). A long poll is a connection that
 has sent its headers and waits for somebody to call `chunk`; ten thousand of them are ten thousand
 sockets and small objects.
 """
 
 import asyncio
+import json
 import posixpath
 import time
 from collections.abc import Awaitable, Callable
@@ -14,10 +16,14 @@ from email.utils import formatdate
 from http import HTTPStatus
 from urllib.parse import quote
 
+from basilica.rendezvous.keyspace import EtcdError
+from basilica.rendezvous.lane import REFUSED_AT_ONCE, Lane
 from basilica.rendezvous.request import unescape
 
 MAX_HEAD = 64 << 10
 MAX_BODY = 10 << 20  # what Go's form parser takes
+REFUSAL_READ_WITHIN_S = 2.0
+LARGE_REPLY = 64 << 10
 MAX_UNSENT = 1 << 20  # a stream whose reader is this far behind is cut off
 
 Headers = tuple[tuple[str, str], ...]
@@ -114,9 +120,9 @@ class _Head:
 class Connection(asyncio.Protocol):
     """One client. Requests are answered one after the other, pipelined ones as well."""
 
-    def __init__(self, handler: Handler, connections: "set[Connection]") -> None:
+    def __init__(self, handler: Handler, lane: Lane) -> None:
         self._handler = handler
-        self._connections = connections
+        self._lane = lane
         self._transport: asyncio.Transport
         self._buffer = bytearray()
         self._head: _Head | None = None
@@ -124,14 +130,35 @@ class Connection(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self._chunked = True
         self._full = False
+        self._counted = 0  # bytes of ours that the lane counts as waiting
+        self._chunk_body = bytearray()  # of a chunked body, as far as it came
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._connections.add(self)
+        refusal = self._lane.refusal(transport)
+        if refusal is None:
+            self._lane.connections.add(self)
+        else:
+            self._refuse(refusal)
+
+    def _refuse(self, refusal: EtcdError) -> None:
+        """Say why without waiting for a request, then end; the few that are being told are all that may be open."""
+        if len(self._lane.refused) >= REFUSED_AT_ONCE:
+            self._transport.abort()
+            return
+        self._lane.refused.add(self)
+        body = (json.dumps(refusal.body()) + "\n").encode()
+        kind = (("Content-Type", "application/json"),)
+        self._send(Reply(refusal.status, body, kind), head_only=False, keep_alive=True, closing=True)
+        # To close while a request is on its way would take the answer back.
+        asyncio.get_running_loop().call_later(REFUSAL_READ_WITHIN_S, self._transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._connections.discard(self)
+        self._lane.leave(self)
+        self._buffer.clear()
+        self._chunk_body.clear()
+        self._count()
         if self._long is not None:
             long, self._long = self._long, None
             long.on_gone()
@@ -139,34 +166,67 @@ class Connection(asyncio.Protocol):
     def abort(self) -> None:
         self._transport.abort()
 
+    def unsent(self) -> int:
+        return self._transport.get_write_buffer_size()
+
+    def hold_back(self, hold: bool) -> None:
+        if not self._transport.is_closing():
+            if hold:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
+
     def pause_writing(self) -> None:
         self._full = True
+        self._lane.clogged.add(self)
+        if not self._lane.has_room():
+            self._transport.abort()
 
     def resume_writing(self) -> None:
         self._full = False
-        self._work()
+        self._lane.clogged.discard(self)
+        self._lane.serve(self)
 
     def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        if len(self._buffer) > MAX_HEAD + 2 * MAX_BODY:
-            self._transport.abort()
+        if self in self._lane.refused:
+            self._transport.close()
             return
-        self._work()
+        self._buffer += data
+        self._count()
+        if len(self._buffer) > MAX_HEAD + 2 * self._lane.body_max:
+            self._transport.abort()
+        elif not self._lane.has_room():
+            self._give_up("too much is waiting for an answer on the connections of this keyspace")
+        else:
+            self._lane.serve(self)
+
+    def _count(self) -> None:
+        """Let the lane know how many bytes wait here."""
+        now = len(self._buffer) + len(self._chunk_body)
+        self._lane.buffered += now - self._counted
+        self._counted = now
+
+    def _give_up(self, why: str) -> None:
+        self._send(text_error(503, why), head_only=False, keep_alive=False)
 
     # -- answering
 
-    def _work(self) -> None:
-        while self._long is None and self._task is None and not self._full and not self._transport.is_closing():
-            try:
-                call = self._next_call()
-            except BadRequest as bad:
-                self._send(text_error(bad.status, bad.why), head_only=False, keep_alive=False)
-                return
-            if call is None:
-                return
-            head, self._head = self._head, None
-            assert head is not None
-            self._answer(head, call)
+    def answer_next(self) -> bool:
+        """Answer a request that has come whole; False if there is none, or it cannot be answered yet."""
+        if self._long is not None or self._task is not None or self._full or self._transport.is_closing():
+            return False
+        try:
+            call = self._next_call()
+        except BadRequest as bad:
+            self._send(text_error(bad.status, bad.why), head_only=False, keep_alive=False)
+            return False
+        self._count()
+        if call is None:
+            return False
+        head, self._head = self._head, None
+        assert head is not None
+        self._answer(head, call)
+        return True
 
     def _answer(self, head: _Head, call: Call) -> None:
         answer = _redirect(call) or self._handler(call)
@@ -187,11 +247,15 @@ class Connection(asyncio.Protocol):
         finally:
             self._task = None
         self._send(reply, head_only=call.method == "HEAD", keep_alive=head.keep_alive)
-        self._work()
+        self._lane.serve(self)
 
-    def _send(self, reply: Reply, *, head_only: bool, keep_alive: bool) -> None:
-        closing = () if keep_alive else (("Connection", "close"),)
-        head = _render_head(reply.status, (*reply.headers, *closing, ("Content-Length", str(len(reply.body)))))
+    def _send(self, reply: Reply, *, head_only: bool, keep_alive: bool, closing: bool = False) -> None:
+        """`closing`: say that the connection ends, and leave it to the caller to end it."""
+        if len(reply.body) > LARGE_REPLY and not self._lane.has_room(len(reply.body)):
+            self._transport.abort()  # its readers are that far behind: this answer would only wait with the others
+            return
+        last = () if keep_alive and not closing else (("Connection", "close"),)
+        head = _render_head(reply.status, (*reply.headers, *last, ("Content-Length", str(len(reply.body)))))
         self._transport.write(head if head_only else head + reply.body)
         if not keep_alive:
             self._transport.close()
@@ -201,14 +265,14 @@ class Connection(asyncio.Protocol):
             body = b"%x\r\n%s\r\n%s" % (len(body), body, b"0\r\n\r\n" if last else b"")
         self._transport.write(body)
         if not last:
-            if self._transport.get_write_buffer_size() > MAX_UNSENT:
+            if self.unsent() > MAX_UNSENT or (self._full and not self._lane.has_room()):
                 self._transport.abort()
             return
         self._long = None
         if not self._chunked:
             self._transport.close()
         elif self._buffer:
-            asyncio.get_running_loop().call_soon(self._work)
+            asyncio.get_running_loop().call_soon(self._lane.serve, self)
 
     # -- reading
 
@@ -243,7 +307,7 @@ class Connection(asyncio.Protocol):
         if not (length.isascii() and length.isdigit() and len(length) < 20):
             raise BadRequest(400, "400 Bad Request")
         size = int(length)
-        if size > MAX_BODY:
+        if size > self._lane.body_max:
             raise BadRequest(413, "http: request body too large")
         if len(self._buffer) < size:
             return None
@@ -252,31 +316,37 @@ class Connection(asyncio.Protocol):
         return body
 
     def _take_chunks(self) -> bytes | None:
-        at, body = 0, bytearray()
+        """The body once it is whole; what came is taken out of the buffer piece by piece, and looked at once."""
+        while True:
+            end = self._buffer.find(b"\r\n")
+            if end < 0:
+                if len(self._buffer) > MAX_HEAD:
+                    raise BadRequest(400, "400 Bad Request")
+                return None
+            try:
+                size = int(self._buffer[:end].partition(b";")[0], 16)
+            except ValueError:
+                raise BadRequest(400, "400 Bad Request") from None
+            if size < 0 or len(self._chunk_body) + size > self._lane.body_max:
+                raise BadRequest(413, "http: request body too large")
+            if size == 0:
+                return self._take_trailers(end + 2)
+            if len(self._buffer) < end + 2 + size + 2:
+                return None
+            self._chunk_body += self._buffer[end + 2 : end + 2 + size]
+            del self._buffer[: end + 2 + size + 2]
+
+    def _take_trailers(self, at: int) -> bytes | None:
         while True:
             end = self._buffer.find(b"\r\n", at)
             if end < 0:
-                return None
-            try:
-                size = int(self._buffer[at:end].partition(b";")[0], 16)
-            except ValueError:
-                raise BadRequest(400, "400 Bad Request") from None
-            if size < 0 or len(body) + size > MAX_BODY:
-                raise BadRequest(413, "http: request body too large")
-            at = end + 2
-            if size == 0:
-                break
-            if len(self._buffer) < at + size + 2:
-                return None
-            body += self._buffer[at : at + size]
-            at += size + 2
-        while True:  # trailers
-            end = self._buffer.find(b"\r\n", at)
-            if end < 0:
+                if len(self._buffer) > MAX_HEAD:
+                    raise BadRequest(431, "431 Request Header Fields Too Large")
                 return None
             if end == at:
                 del self._buffer[: end + 2]
-                return bytes(body)
+                body, self._chunk_body = bytes(self._chunk_body), bytearray()
+                return body
             at = end + 2
 
 

@@ -1,7 +1,8 @@
 """The journal of one keyspace: each write, in order, before it is done and answered.
 
-Two files. `journal` has a line for each write, `<crc32> <json>`, numbered by the keyspace's raft index; `snapshot` has
-the whole keyspace as it stood after some number. What is in memory is always snapshot plus journal, because the
+Two files of lines, `<crc32> <json>`. `journal` has a line for each write, numbered by the keyspace's raft index;
+`snapshot` has the whole keyspace as it stood after some number: a head, then a line for each key and for each event of
+the history. What is in memory is always snapshot plus journal, because the
 keyspace is deterministic: a write that fails is in the journal too, and fails again when it is replayed.
 
 What is promised:
@@ -9,24 +10,30 @@ What is promised:
   that was answered.
 - The file is synced to disk about `FSYNC_EVERY_S` after it was written, many writes at a time (torchelastic's
   keep-alives alone are several writes a second for each run). A power cut may lose that last second.
-- A snapshot is on disk before it replaces the old one, and the journal is emptied after that. A crash in between
-  repeats nothing, since lines up to the snapshot's number are skipped.
-- A last line that was cut short was never answered, and is dropped. Damage before the last line is `JournalDamaged`,
-  never a guess.
+- A snapshot is on disk before it replaces the old one, and what it holds is cut off the journal after that. A crash in
+  between repeats nothing, since lines up to the snapshot's number are skipped. It is written elsewhere than the loop,
+  line by line, so that nobody waits for it.
+- A last line that was cut short was never answered, and is dropped. Any other damage is `JournalDamaged`, never a
+  guess: a line that is not what was written, one that this version does not understand, a gap, or something in the
+  place of a file that is none.
 - Deadlines are absolute: time goes on while the service is down.
 """
 
+import contextlib
 import json
 import os
 import zlib
-from dataclasses import asdict, fields
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from basilica.rendezvous.files import discard, discard_directory, open_regular, read_regular, sync_folder
 from basilica.rendezvous.keyspace import EtcdError, Keyspace, Request
 
 FSYNC_EVERY_S = 1.0
 COMPACT_BYTES = 4 << 20
+FILE_BYTES_MAX = 2 << 30  # far beyond what a keyspace may hold
 
 _DEFAULTS = {f.name: f.default for f in fields(Request)}
 
@@ -34,12 +41,25 @@ _DEFAULTS = {f.name: f.default for f in fields(Request)}
 class JournalDamaged(Exception):
     """`path` cannot be read at `offset`, and what stands there is not merely an unfinished last line."""
 
-    def __init__(self, path: Path, offset: int) -> None:
-        super().__init__(path, offset)
-        self.path, self.offset = path, offset
+    def __init__(self, path: Path, offset: int, why: str = "") -> None:
+        super().__init__(path, offset, why)
+        self.path, self.offset, self.why = path, offset, why
 
     def __str__(self) -> str:
-        return f"{self.path} is damaged at byte {self.offset}"
+        return f"{self.path} is damaged at byte {self.offset}" + (f": {self.why}" if self.why else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """A snapshot that is to be written: the keyspace after the first `cut` bytes of its journal."""
+
+    folder: Path
+    state: dict[str, Any]
+    cut: int
+
+    def write(self) -> int:
+        """Put the snapshot on disk, in place of the old one; its size. May run in another thread."""
+        return _write_snapshot(self.folder, self.state)
 
 
 class Journal:
@@ -50,11 +70,14 @@ class Journal:
         self.dirty = False
         self._compact_bytes = compact_bytes
         self._broken: OSError | None = None
-        snapshot, path = folder / "snapshot", folder / "journal"
-        self.keyspace = Keyspace.load(_read_snapshot(snapshot)) if snapshot.exists() else Keyspace()
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._path = folder / "journal"
+        self.keyspace, self._snapshot_size = _read_snapshot(folder / "snapshot")
         try:
-            self._size = _replay(path, self.keyspace)
+            self._fd = open_regular(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        except OSError as error:
+            raise JournalDamaged(self._path, 0, str(error.strerror)) from error
+        try:
+            self._size = _replay(self._path, self.keyspace)
             os.ftruncate(self._fd, self._size)
         except BaseException:
             os.close(self._fd)
@@ -69,13 +92,43 @@ class Journal:
         self._append({"at": now})
 
     def compact(self) -> bool:
-        """Replace a long journal by a snapshot; call it between writes."""
-        if self._size < self._compact_bytes:
+        """Replace a long journal by a snapshot, here and now."""
+        begun = self.begin_compaction()
+        if begun is None:
             return False
-        write_snapshot(self.folder, self.keyspace)
-        os.ftruncate(self._fd, 0)
-        self._size = 0
+        self.finish_compaction(begun, begun.write())
         return True
+
+    def begin_compaction(self) -> Compaction | None:
+        """What is to be written in place of the journal as it stands, if that is long: in proportion to the rest."""
+        if self._size < max(self._compact_bytes, self._snapshot_size):
+            return None
+        return Compaction(self.folder, self.keyspace.dump(), self._size)
+
+    def finish_compaction(self, done: Compaction, size: int) -> None:
+        """Cut off the journal what the snapshot holds; what was written meanwhile stays."""
+        self._snapshot_size = size
+        if self._fd < 0:
+            return  # closed meanwhile: the next one skips what the snapshot holds
+        if self._size == done.cut:
+            os.ftruncate(self._fd, 0)
+            self._size = 0
+            return
+        draft = self._path.with_name("journal.new")
+        discard(draft)
+        tail = os.pread(self._fd, self._size - done.cut, done.cut)
+        fd = open_regular(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND)
+        try:
+            if os.write(fd, tail) != len(tail):
+                raise OSError(f"{draft} cannot be written whole")
+            discard_directory(self._path)
+            draft.replace(self._path)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._fd, before = fd, self._fd
+        os.close(before)
+        self._size, self.dirty = len(tail), True
 
     def fsync(self) -> None:
         self.dirty = False
@@ -96,15 +149,15 @@ class Journal:
         if self._broken is not None:
             raise self._broken
         record["n"] = self.keyspace.raft_index + 1
-        text = json.dumps(record, separators=(",", ":")).encode()
-        line = memoryview(b"%08x %s\n" % (zlib.crc32(text), text))
+        whole = _line(record)
+        line = memoryview(whole)
         try:
             while line:
                 line = line[os.write(self._fd, line) :]
         except OSError as error:
             self._undo(error)
             raise
-        self._size += len(text) + 10
+        self._size += len(whole)
         self.dirty = True
 
     def _undo(self, why: OSError) -> None:
@@ -117,39 +170,62 @@ class Journal:
 
 def write_snapshot(folder: Path, keyspace: Keyspace) -> None:
     """Keep `keyspace` as it is now in `folder`."""
-    text = json.dumps(keyspace.dump(), separators=(",", ":")).encode()
-    replace_file(folder / "snapshot", b"%08x %s\n" % (zlib.crc32(text), text))
+    _write_snapshot(folder, keyspace.dump())
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all, on disk when this returns."""
-    draft = path.with_name(path.name + ".new")
-    with draft.open("wb") as file:
-        file.write(content)
+def _write_snapshot(folder: Path, state: dict[str, Any]) -> int:
+    path, draft = folder / "snapshot", folder / "snapshot.new"
+    discard(draft)
+    fd = open_regular(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    with os.fdopen(fd, "wb") as file:
+        for record in _records(state):
+            file.write(_line(record))
         file.flush()
         os.fsync(file.fileno())
+        size = file.tell()
+    discard_directory(path)
     draft.replace(path)
-    sync_folder(path.parent)
+    sync_folder(folder)
+    return size
 
 
-def sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def _records(state: dict[str, Any]) -> Iterator[Any]:
+    head = {key: value for key, value in state.items() if key not in ("nodes", "history")}
+    yield head | {"lines": len(state["nodes"]) + len(state["history"])}
+    for kind in ("nodes", "history"):
+        for record in state[kind]:
+            yield [kind, record]
+
+
+def _read_snapshot(path: Path) -> tuple[Keyspace, int]:
+    """The keyspace that the file holds and the file's size; a new one where there is none."""
+    if not os.path.lexists(path):
+        return Keyspace(), 0
     try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _read_snapshot(path: Path) -> dict[str, Any]:
-    state = _checked(path.read_bytes().removesuffix(b"\n"))
-    if state is None:
-        raise JournalDamaged(path, 0)
-    return state
+        content = read_regular(path, FILE_BYTES_MAX)
+    except OSError as error:
+        raise JournalDamaged(path, 0, str(error.strerror)) from error
+    try:
+        head, *rest = map(_checked, content.removesuffix(b"\n").split(b"\n"))
+        if head is None or None in rest or head.get("lines", 0) != len(rest):
+            raise JournalDamaged(path, 0)
+        if "nodes" not in head:
+            head |= {"nodes": [], "history": []}
+            for kind, record in rest:
+                head[kind].append(record)
+        return Keyspace.load(head), len(content)
+    except JournalDamaged:
+        raise
+    except Exception as error:  # whatever it holds instead, it is no snapshot of ours
+        raise JournalDamaged(path, 0, f"{type(error).__name__}: {error}") from error
 
 
 def _replay(path: Path, keyspace: Keyspace) -> int:
     """Do again what the journal says; returns how much of it is good."""
-    content = path.read_bytes()
+    try:
+        content = read_regular(path, FILE_BYTES_MAX)
+    except OSError as error:
+        raise JournalDamaged(path, 0, str(error.strerror)) from error
     good = 0
     while good < len(content):
         end = content.find(b"\n", good)
@@ -158,27 +234,38 @@ def _replay(path: Path, keyspace: Keyspace) -> int:
             if 0 <= end < len(content) - 1:
                 raise JournalDamaged(path, good)
             break
-        if record["n"] > keyspace.raft_index:
-            if record["n"] != keyspace.raft_index + 1:
-                raise JournalDamaged(path, good)
-            _redo(keyspace, record)
+        try:
+            follows = _redo(keyspace, record)
+        except Exception as error:  # written by another version, or by somebody else
+            raise JournalDamaged(path, good, f"{type(error).__name__}: {error}") from error
+        if not follows:
+            raise JournalDamaged(path, good, "writes are missing before it")
         good = end + 1
     return good
 
 
-def _redo(keyspace: Keyspace, record: dict[str, Any]) -> None:
+def _redo(keyspace: Keyspace, record: dict[str, Any]) -> bool:
+    """Do a write again unless the keyspace has it; False if one before it is missing."""
+    if record["n"] <= keyspace.raft_index:
+        return True
+    if record["n"] != keyspace.raft_index + 1:
+        return False
     if "do" not in record:
         keyspace.sync(record["at"])
-        return
-    try:
+        return True
+    with contextlib.suppress(EtcdError):  # it failed the first time, too
         keyspace.write(Request(**record["do"]), record["at"])
-    except EtcdError:
-        return  # it failed the first time, too
+    return True
 
 
-def _checked(line: bytes) -> dict[str, Any] | None:
+def _line(record: Any) -> bytes:
+    text = json.dumps(record, separators=(",", ":")).encode()
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+def _checked(line: bytes) -> Any:
+    """What the line says; None if it is not whole."""
     crc, _, text = line.partition(b" ")
     if crc != b"%08x" % zlib.crc32(text):
         return None
-    record: dict[str, Any] = json.loads(text)
-    return record
+    return json.loads(text)

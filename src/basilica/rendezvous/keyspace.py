@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 HISTORY = 1000
+HISTORY_BYTES = 16 << 20  # of which events with large values take their share: the oldest are forgotten sooner then
+NODE_BYTES = 400  # what a key takes in memory besides its name and its value, about
 FIRST_INDEX = 3  # where a new etcd of one member stands once it has registered itself
 SECOND = 1_000_000_000
 YEAR_2000 = 946_684_800 * SECOND
@@ -27,6 +29,8 @@ KEY_EXISTS, ROOT_READ_ONLY, DIRECTORY_NOT_EMPTY = 105, 107, 108
 PREV_VALUE_REQUIRED, TTL_NAN, INDEX_NAN, INVALID_FIELD = 201, 202, 203, 209
 INVALID_FORM, REFRESH_VALUE, REFRESH_TTL_REQUIRED = 210, 211, 212
 INTERNAL, WATCHER_CLEARED, EVENT_INDEX_CLEARED = 300, 400, 401
+UNAUTHORIZED = 110
+OVER_QUOTA = 130  # ours: etcd's v2 API has no quota
 
 MESSAGES = {
     KEY_NOT_FOUND: "Key not found",
@@ -43,6 +47,8 @@ MESSAGES = {
     INVALID_FORM: "Invalid POST form",
     REFRESH_VALUE: "Value provided on refresh",
     REFRESH_TTL_REQUIRED: "A TTL must be provided on refresh",
+    UNAUTHORIZED: "The request requires user authentication",
+    OVER_QUOTA: "Quota of the keyspace exceeded",
     INTERNAL: "Raft Internal Error",
     WATCHER_CLEARED: "watcher is cleared due to etcd recovery",
     EVENT_INDEX_CLEARED: "The event in requested index is outdated and cleared",
@@ -53,6 +59,8 @@ STATUS = {
     DIRECTORY_NOT_EMPTY: 403,
     COMPARE_FAILED: 412,
     KEY_EXISTS: 412,
+    UNAUTHORIZED: 401,
+    OVER_QUOTA: 507,
     INTERNAL: 500,
 }
 
@@ -111,6 +119,12 @@ class Event:
     etcd_index: int = 0
 
     @property
+    def weight(self) -> int:
+        """About what it takes in memory."""
+        values = (shown.get("value", "") for shown in (self.node, self.prev) if shown is not None)
+        return 2 * NODE_BYTES + sum(map(text_weight, values))
+
+    @property
     def created(self) -> bool:
         return self.action == "create" or (self.action == "set" and self.prev is None)
 
@@ -154,12 +168,30 @@ class Node:
     def name(self) -> str:
         return self.path.rpartition("/")[2]
 
+    @property
+    def weight(self) -> int:
+        """About what it takes in memory, without its children."""
+        return weight(self.path, self.value)
+
     def child_path(self, name: str) -> str:
         return f"{'' if self.parent is None else self.path}/{name}"
 
 
+def weight(path: str, value: str) -> int:
+    """About what a key takes in memory."""
+    return NODE_BYTES + text_weight(path) + text_weight(value)
+
+
+def text_weight(text: str) -> int:
+    """About what a text takes in memory: Python needs up to four bytes a letter as soon as one is not ASCII."""
+    return len(text) * (1 if text.isascii() else 4)
+
+
 class Keyspace:
-    """One etcd's worth of keys. `write`, `sync` and nothing else change it."""
+    """One etcd's worth of keys. `write`, `sync` and nothing else change it.
+
+    `keys` counts files and directories, `weight` is about the memory that they take.
+    """
 
     def __init__(self, index: int = FIRST_INDEX) -> None:
         self.index = index
@@ -170,6 +202,10 @@ class Keyspace:
         self._tickets = 0
         self._mortal = 0
         self._watchers: dict[str, dict[Watcher, None]] = {}
+        self.watching = 0
+        self.keys = self.weight = 0
+        self._cleared = 0  # the last event that was forgotten before its turn
+        self._history_weight = 0
 
     # -- reading
 
@@ -195,18 +231,31 @@ class Keyspace:
         past = self._scan(path, recursive, watcher.since)
         if past is None:
             self._watchers.setdefault(path, {})[watcher] = None
+            self.watching += 1
         return watcher, past
+
+    def growth(self, path: str, value: str) -> tuple[int, int]:
+        """How many keys a file at `path` with this value would add, and how much weight, directories above included."""
+        node, at = self._root, ""
+        steps = path[1:].split("/")
+        for number, step in enumerate(steps):
+            child = None if node.children is None else node.children.get(step)
+            if child is None:
+                added = 0
+                for name in steps[number:]:
+                    at = f"{at}/{name}"
+                    added += weight(at, "")
+                return len(steps) - number, added + text_weight(value)
+            node, at = child, child.path
+        return 0, text_weight(value) - text_weight(node.value)
 
     def unwatch(self, watcher: Watcher) -> None:
         here = self._watchers.get(watcher.path)
-        if here is not None:
-            here.pop(watcher, None)
+        if here is not None and watcher in here:
+            del here[watcher]
+            self.watching -= 1
             if not here:
                 del self._watchers[watcher.path]
-
-    @property
-    def watching(self) -> int:
-        return sum(map(len, self._watchers.values()))
 
     # -- writing
 
@@ -289,7 +338,7 @@ class Keyspace:
             assert parent.children is not None
             child = parent.children.get(step)
             if child is None:
-                child = parent.children[step] = Node(parent.child_path(step), parent, index, None, None)
+                child = self._attach(Node(parent.child_path(step), parent, index, None, None))
             elif child.children is None:
                 raise EtcdError(NOT_A_DIRECTORY, child.path, self.index)
             parent = child
@@ -304,8 +353,7 @@ class Keyspace:
         deadline = request.deadline
         if deadline is not None and deadline < YEAR_2000:
             deadline = None
-        node = Node(path, parent, index, None if request.dir else value, deadline)
-        parent.children[name] = node
+        node = self._attach(Node(path, parent, index, None if request.dir else value, deadline))
         self._enlist(node)
         self.index = index
         refresh = request.refresh and action == "set"
@@ -330,6 +378,7 @@ class Keyspace:
         if node.children is None:
             node.modified = self.index
             if not request.refresh:
+                self.weight += text_weight(request.value) - text_weight(node.value)
                 node.value = request.value
         self._dismiss(node)
         node.deadline = request.deadline
@@ -384,12 +433,23 @@ class Keyspace:
             node = child
         return node
 
+    def _attach(self, node: Node) -> Node:
+        """Put a node into the tree, below its parent."""
+        assert node.parent is not None
+        assert node.parent.children is not None
+        node.parent.children[node.name] = node
+        self.keys += 1
+        self.weight += node.weight
+        return node
+
     def _remove(self, node: Node, event: Event | None) -> None:
         """Take a node and all below it out of the tree; who waited for any of them hears of `event`."""
         for child in list(node.children.values()) if node.children else ():
             self._remove(child, event)
         if node.parent is not None and node.parent.children is not None:
             del node.parent.children[node.name]
+            self.keys -= 1
+            self.weight -= node.weight
         self._dismiss(node)
         if event is not None:
             self._tell(event, node.path, deleted=True)
@@ -415,7 +475,7 @@ class Keyspace:
     # -- events
 
     def _publish(self, event: Event) -> Event:
-        self._ring[event.index % HISTORY] = event
+        self._remember(event)
         if not event.refresh and self._watchers:
             self._tell(event, "/", deleted=False)
             for end, letter in enumerate(event.key):
@@ -423,6 +483,19 @@ class Keyspace:
                     self._tell(event, event.key[:end], deleted=False)
             self._tell(event, event.key, deleted=False)
         return event
+
+    def _remember(self, event: Event) -> None:
+        before = self._ring[event.index % HISTORY]
+        self._ring[event.index % HISTORY] = event
+        self._history_weight += event.weight - (before.weight if before is not None else 0)
+        oldest = max(self._cleared + 1, event.index - HISTORY + 1)
+        while self._history_weight > HISTORY_BYTES and oldest < event.index:
+            old = self._ring[oldest % HISTORY]
+            if old is not None:
+                self._ring[oldest % HISTORY] = None
+                self._history_weight -= old.weight
+            self._cleared = oldest
+            oldest += 1
 
     def _tell(self, event: Event, at: str, *, deleted: bool) -> None:
         here = self._watchers.get(at)
@@ -434,7 +507,7 @@ class Keyspace:
             watcher.deliver(event)
 
     def _scan(self, path: str, recursive: bool, since: int) -> Event | None:
-        start = max(self.index - HISTORY + 1, min(self.index, 1))
+        start = max(self.index - HISTORY + 1, self._cleared + 1, min(self.index, 1))
         if since < start:
             cause = f"the requested history has been cleared [{start}/{since}]"
             raise EtcdError(EVENT_INDEX_CLEARED, cause, self.index)
@@ -459,6 +532,7 @@ class Keyspace:
             "index": self.index,
             "raft_index": self.raft_index,
             "tickets": self._tickets,
+            "cleared": self._cleared,
             "nodes": [
                 [n.path, n.created, n.modified, n.deadline, n.ticket, n.value if n.children is None else None]
                 for n in _below(self._root)
@@ -474,18 +548,19 @@ class Keyspace:
     def load(cls, state: dict[str, Any]) -> "Keyspace":
         self = cls(state["index"])
         self.raft_index, self._tickets = state["raft_index"], state["tickets"]
+        self._cleared = state.get("cleared", 0)
         for path, created, modified, deadline, ticket, value in state["nodes"]:
             parent = self._find(path.rpartition("/")[0] or "/")
             assert parent.children is not None
             node = Node(path, parent, created, value, deadline)
             node.modified, node.ticket = modified, ticket
-            parent.children[node.name] = node
+            self._attach(node)
             if ticket:
                 self._mortal += 1
                 self._deadlines.append((deadline, ticket, node))
         heapq.heapify(self._deadlines)
         for action, key, index, shown, prev, refresh in state["history"]:
-            self._ring[index % HISTORY] = Event(action, key, index, shown, prev, refresh, index)
+            self._remember(Event(action, key, index, shown, prev, refresh, index))
         return self
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from basilica.rendezvous.client import Answer, KeysClient
 from basilica.rendezvous.exchange import NoAnswer
+from basilica.rendezvous.keyspace import EVENT_INDEX_CLEARED, WATCHER_CLEARED
 from basilica.rendezvous.persisting import AGAIN_FIRST_S, next_pause
 
 _REMOVALS = ("delete", "expire", "compareAndDelete")
@@ -50,8 +51,10 @@ class KeysMirror:
         while True:
             event = await keys.wait(self._root, index + 1, recursive=True)
             index = event.node.get("modifiedIndex", 0)
-            if not event.ok or not isinstance(index, int):
+            if event.body.get("errorCode") in (WATCHER_CLEARED, EVENT_INDEX_CLEARED):
                 return
+            if not event.ok or not isinstance(index, int):  # to ask again at once is of no use
+                raise NoAnswer(f"{event.status} {event.body}")
             self._take_in(event)
 
     def _take_in(self, event: Answer) -> None:

@@ -7,30 +7,46 @@ folder: a service that was killed comes back with all of it.
     DATA/control.sock                open, close and list keyspaces, and hold the service (HTTP)
     DATA/keyspaces/NAME/about        name and port
     DATA/keyspaces/NAME/snapshot, journal
+    DATA/damaged/NAME                what was found of a keyspace that could not be read
+
+One keyspace's damage is its own: what cannot be read is set aside, the keyspace begins anew on its port, and the loss
+is its `fault` until somebody has acknowledged it. One keyspace's load is its own as well: see `quota` and `lane`.
 """
 
 import asyncio
 import contextlib
 import fcntl
-import hashlib
 import json
 import logging
 import os
 import re
-import shutil
 import socket
+import stat
 import sys
 import time
 import zlib
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from basilica.rendezvous.files import (
+    discard,
+    is_shortage,
+    open_regular,
+    read_regular,
+    replace_file,
+    set_aside,
+    sync_folder,
+)
 from basilica.rendezvous.http import Call, Connection, LongReply, Reply, text_error
-from basilica.rendezvous.journal import FSYNC_EVERY_S, Journal, JournalDamaged, replace_file, sync_folder
-from basilica.rendezvous.keyspace import INTERNAL, SECOND, EtcdError, Event, Request
-from basilica.rendezvous.request import parse_form, parse_request, unescape
+from basilica.rendezvous.journal import FSYNC_EVERY_S, Journal
+from basilica.rendezvous.keyserver import JSON, KeyspaceServer, json_line
+from basilica.rendezvous.keyspace import OVER_QUOTA, UNAUTHORIZED, EtcdError
+from basilica.rendezvous.lane import Lane
+from basilica.rendezvous.peers import UnknownPeer, uid_of
+from basilica.rendezvous.quota import UNSHARED, Quota
+from basilica.rendezvous.request import unescape
 from basilica.rendezvous.standby import Standby
 
 log = logging.getLogger(__name__)
@@ -40,12 +56,9 @@ BIND_AGAIN_S = 0.2
 LET_GO_WITHIN_S = 1.0
 LOCKED_WITHIN_S = 1.0
 CONTROL = "control"
-KEYS = "/v2/keys"
-METHODS = ("HEAD", "GET", "PUT", "POST", "DELETE")
-VERSION = {"etcdserver": "3.4.23", "etcdcluster": "3.4.0"}  # what clients may expect of us
-RAFT_TERM = "2"
+ABOUT_BYTES_MAX = 4096
+ORDER_BYTES_MAX = 64 << 10
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
-JSON = ("Content-Type", "application/json")
 
 
 class RendezvousError(Exception):
@@ -59,136 +72,18 @@ class RendezvousError(Exception):
         return self.why
 
 
-class KeyspaceServer:
-    """The keys API of one keyspace. Everything but the socket."""
-
-    def __init__(
-        self,
-        name: str,
-        journal: Journal,
-        clock: Callable[[], int] = time.time_ns,
-        written: Callable[[], None] = lambda: None,
-    ) -> None:
-        """`written` is called after each write, which is then in the journal and not yet on the disk."""
-        self.journal = journal
-        self._written = written
-        self.keyspace = journal.keyspace
-        self._clock = clock
-        self._cluster = ("X-Etcd-Cluster-Id", f"{int(hashlib.sha256(name.encode()).hexdigest()[:16], 16):x}")
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_for = 0
-
-    def start(self) -> None:
-        """Let keys expire from now on, and those first that did while nobody looked."""
-        self._expire(self._clock())
-        self._arm()
-
-    def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self.journal.close()
-
-    def handle(self, call: Call) -> Reply | LongReply:
-        path = call.path
-        if path == KEYS or path.startswith(KEYS + "/"):
-            if call.method not in METHODS:
-                return _not_allowed(*METHODS)
-            try:
-                return self._keys(call)
-            except EtcdError as error:
-                headers = (self._cluster, JSON, ("X-Etcd-Index", str(error.index)))
-                return Reply(error.status, _json(error.body()), headers)
-        if path == "/v2/machines":
-            if call.method not in ("GET", "HEAD"):
-                return _not_allowed("GET", "HEAD")
-            # The address that the client used is one that it can reach.
-            return _text(f"http://{call.headers.get('host', '127.0.0.1')}")
-        if path in ("/version", "/health"):
-            if call.method != "GET":
-                return _not_allowed("GET")
-            if path == "/health":
-                return _text('{"health":"true"}')
-            return Reply(200, _json(VERSION)[:-1], (JSON,))
-        return text_error(404, "404 page not found")
-
-    def _keys(self, call: Call) -> Reply | LongReply:
-        now = self._clock()
-        form = parse_form(call.query, call.form_body)
-        request = parse_request(call.method, "/" + call.path[len(KEYS) :].strip("/"), form, now)
-        self._expire(now)
-        if call.method in ("GET", "HEAD"):
-            if request.wait and not request.quorum:
-                return self._watch(request)
-            event = self.keyspace.get(request, now)
-        else:
-            try:
-                self.journal.record(request, now)
-            except OSError as error:
-                raise EtcdError(INTERNAL, f"the journal cannot be written: {error}") from error
-            self._written()
-            event = self.keyspace.write(request, now)
-            self._arm()
-        short = request.no_value and event.action in ("set", "compareAndSwap", "create", "update")
-        body = {"action": event.action} if short else event.body()
-        return Reply(201 if event.created else 200, _json(body), self._headers(event.etcd_index))
-
-    def _watch(self, request: Request) -> LongReply:
-        def deliver(event: Event) -> None:
-            reply.chunk(_json(event.body()), last=not request.stream)
-
-        watcher, past = self.keyspace.watch(
-            request.path, deliver, recursive=request.recursive, stream=request.stream, since=request.wait_index
-        )
-        reply = LongReply(self._headers(watcher.start_index), lambda: self.keyspace.unwatch(watcher))
-        if past is not None:
-            deliver(past)
-        return reply
-
-    def _headers(self, index: int) -> tuple[tuple[str, str], ...]:
-        raft = ("X-Raft-Index", str(self.keyspace.raft_index))
-        return (self._cluster, JSON, ("X-Etcd-Index", str(index)), raft, ("X-Raft-Term", RAFT_TERM))
-
-    def _expire(self, now: int) -> None:
-        deadline = self.keyspace.next_deadline()
-        if deadline is None or deadline > now:
-            return
-        try:
-            self.journal.record_sync(now)
-            self._written()
-        except OSError:
-            log.exception("expired keys stay: the journal in %s cannot be written", self.journal.folder)
-            return
-        self.keyspace.sync(now)
-
-    def _arm(self) -> None:
-        """Wake up at the next deadline; a later one than was planned for is found out then."""
-        deadline = self.keyspace.next_deadline()
-        if deadline is None or (self._timer is not None and self._timer_for <= deadline):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        wait = min(max(deadline - self._clock(), 0) / SECOND + 0.001, 60.0)
-        self._timer_for = deadline
-        self._timer = asyncio.get_running_loop().call_later(wait, self._wake)
-
-    def _wake(self) -> None:
-        self._timer = None
-        self._expire(self._clock())
-        self._arm()
-
-
 @dataclass(slots=True)
 class Hosted:
-    """An open keyspace: `server` is None while its files cannot be read, `listener` while its port cannot be had."""
+    """An open keyspace: `listener` is None while its port cannot be had. `fault`: what became of its keys."""
 
     name: str
     port: int
     folder: Path
-    server: KeyspaceServer | None = None
+    server: KeyspaceServer
+    lane: Lane
     listening: socket.socket | None = None
     listener: asyncio.Server | None = None
     fault: str | None = None
-    connections: set[Connection] = field(default_factory=set)
 
     def about(self) -> dict[str, Any]:
         return {"name": self.name, "port": self.port, "serving": self.listener is not None, "fault": self.fault}
@@ -205,10 +100,17 @@ class Service:
         linger: float | None = None,
         is_used: Callable[[str], bool] = lambda _: True,
         standby: Standby | None = None,
+        quota: Quota = UNSHARED,
+        users: Collection[int] | None = None,
     ) -> None:
-        """`unused` is set when nobody has held the service for `linger` seconds and no keyspace `is_used`."""
+        """`unused` is set when nobody has held the service for `linger` seconds and no keyspace `is_used`.
+
+        `users`: whose processes are answered, by their numbers; None for everybody's.
+        """
         self.data_dir, self.host = data_dir, host
         self._standby = standby
+        self._quota, self._users = quota, None if users is None else set(users)
+        self._lost: dict[str, str] = {}  # what became of the keys of keyspaces that are not open, by name
         self.unused = asyncio.Event()
         self._linger, self._is_used = linger, is_used
         self._leaving: asyncio.TimerHandle | None = None
@@ -220,13 +122,13 @@ class Service:
         self._hosted: dict[str, Hosted] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._control: asyncio.Server | None = None
-        self._control_connections: set[Connection] = set()
+        self._control_lane = Lane(buffered_max=quota.buffered, body_max=ORDER_BYTES_MAX)
         self._changing = asyncio.Lock()
         self._lock = -1
 
     async def start(self) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(self.data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = self._open_lock()
         until = time.monotonic() + LOCKED_WITHIN_S
         while not _locked(self._lock):  # by one that is just leaving, perhaps
             if time.monotonic() > until:
@@ -235,16 +137,17 @@ class Service:
             await asyncio.sleep(0.01)
         os.truncate(self._lock, 0)
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+        if not stat.S_ISDIR(_kind(self._folder)):
+            self._shelve(self._folder, "no folder")
+            self._folder.mkdir(mode=0o700)
         for folder in sorted(self._folder.iterdir()):
-            if folder.name.startswith("."):
-                shutil.rmtree(folder)
-            elif (folder / "about").exists():
+            if folder.name.startswith(".") or _is_unfinished(folder):
+                discard(folder)
+            else:
                 await self._revive(folder)
-            else:  # `open` was cut off before it answered
-                shutil.rmtree(folder)
         self._tasks.append(asyncio.create_task(self._keep_on_disk()))
         self._control = await asyncio.get_running_loop().create_unix_server(
-            lambda: Connection(self._handle_control, self._control_connections), sock=self._bind_control()
+            lambda: Connection(self._handle_control, self._control_lane), sock=self._bind_control()
         )
         if self._standby is not None:
             self._standby.up()
@@ -256,7 +159,7 @@ class Service:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._control is not None:
             self._control.close()
-            for connection in list(self._control_connections):
+            for connection in list(self._control_lane.connections):
                 connection.abort()
         for hosted in self._hosted.values():
             self._silence(hosted)
@@ -269,8 +172,6 @@ class Service:
         async with self._changing:
             hosted = self._hosted.get(name)
             if hosted is not None:
-                if hosted.fault is not None:
-                    raise RendezvousError(500, hosted.fault)
                 if port not in (None, hosted.port):
                     raise RendezvousError(409, f"keyspace {name!r} is open on port {hosted.port}, not {port}")
                 return hosted.port
@@ -279,20 +180,35 @@ class Service:
             folder = self._folder / name
             listening = self._bind(name, port)
             try:
-                folder.mkdir()
-                hosted = Hosted(name, listening.getsockname()[1], folder)
-                hosted.server = KeyspaceServer(name, Journal(folder), written=self._written.set)
-                about = {"name": name, "port": hosted.port}
-                replace_file(folder / "about", json.dumps(about).encode())
-                sync_folder(self._folder)
+                self._shelve(folder, "it was in the way")  # if something came there while we ran
+                hosted = self._made(name, listening.getsockname()[1])
             except BaseException:
                 listening.close()
-                shutil.rmtree(folder, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    discard(folder)
                 raise
-            self._hosted[name] = hosted
-            hosted.server.start()
-            await self._listen(hosted, listening)
+            await self._host(hosted, listening)
             return hosted.port
+
+    def _made(self, name: str, port: int) -> Hosted:
+        """A keyspace without keys, on disk."""
+        folder = self._folder / name
+        folder.mkdir(mode=0o700)
+        hosted = self._hosting(name, port)
+        replace_file(folder / "about", json.dumps({"name": name, "port": port}).encode())
+        sync_folder(self._folder)
+        return hosted
+
+    def _hosting(self, name: str, port: int) -> Hosted:
+        folder = self._folder / name
+        server = KeyspaceServer(name, Journal(folder), written=self._written.set, quota=self._quota)
+        lane = Lane(buffered_max=self._quota.buffered, body_max=self._quota.body_bytes, refusal=self._refusal)
+        return Hosted(name, port, folder, server, lane, fault=self._lost.pop(name, None))
+
+    async def _host(self, hosted: Hosted, listening: socket.socket) -> None:
+        self._hosted[hosted.name] = hosted
+        hosted.server.start()
+        await self._listen(hosted, listening)
 
     async def close(self, name: str) -> bool:
         """End a keyspace, its waits and its files; False if there is none."""
@@ -304,31 +220,71 @@ class Service:
                 self._standby.let_go(str(hosted.port), hosted.listening)
             self._silence(hosted)
             gone = self._folder / f".{hosted.folder.name}"
-            shutil.rmtree(gone, ignore_errors=True)
-            hosted.folder.rename(gone)
+            discard(gone)
+            with contextlib.suppress(FileNotFoundError):  # somebody was quicker
+                hosted.folder.rename(gone)
             sync_folder(self._folder)
-            shutil.rmtree(gone)
+            discard(gone)
+            discard(self.data_dir / "damaged" / name)
             self._leave_if_unused()
             return True
 
     def list(self) -> "list[dict[str, Any]]":
         return [hosted.about() for hosted in self._hosted.values()]
 
+    def allow(self, uid: int) -> None:
+        """Answer processes of this user too."""
+        if self._users is not None:
+            self._users.add(uid)
+
+    def acknowledge(self, name: str) -> bool:
+        """Forget what became of the keyspace's keys: whoever should know it does. False if there is no keyspace."""
+        hosted = self._hosted.get(name)
+        if hosted is not None:
+            hosted.fault = None
+        return hosted is not None
+
+    def _open_lock(self) -> int:
+        path = self.data_dir / "lock"
+        if os.path.lexists(path) and not stat.S_ISREG(_kind(path)):
+            discard(path)
+        return open_regular(path, os.O_RDWR | os.O_CREAT)
+
     async def _revive(self, folder: Path) -> None:
-        about = json.loads((folder / "about").read_text())
-        hosted = self._hosted[about["name"]] = Hosted(about["name"], about["port"], folder)
+        """Open the keyspace of an earlier service. One that cannot be read begins anew."""
+        name, port = folder.name, None
         try:
-            hosted.server = KeyspaceServer(hosted.name, Journal(folder), written=self._written.set)
-        except (JournalDamaged, OSError) as error:
-            hosted.fault = str(error)
-            log.error("keyspace %s cannot be read: %s", hosted.name, error)
-            return
-        hosted.server.start()
+            found = _port_of(folder)
+            if any(found == other.port for other in self._hosted.values()):
+                raise ValueError(f"{folder / 'about'} names port {found}, which is another's")
+            port = found
+            hosted = self._hosting(name, port)
+        except Exception as error:  # whatever it is, the other keyspaces have nothing to do with it
+            if is_shortage(error):
+                raise
+            try:
+                self._shelve(folder, str(error) or type(error).__name__)
+                if port is None:
+                    return  # whoever knows its port opens it again
+                hosted = self._made(name, port)
+            except OSError:
+                log.exception("keyspace %s cannot be read, and cannot be begun anew", name)
+                return
         try:
-            await self._listen(hosted, self._bind(hosted.name, hosted.port))
+            listening = self._bind(name, hosted.port)
         except RendezvousError as error:
             log.warning("%s; trying again", error)
+            self._hosted[name] = hosted
+            hosted.server.start()
             self._tasks.append(asyncio.create_task(self._bind_until_it_works(hosted)))
+            return
+        await self._host(hosted, listening)
+
+    def _shelve(self, path: Path, why: str) -> None:
+        if os.path.lexists(path):
+            place = set_aside(path, self.data_dir / "damaged")
+            self._lost[path.name] = f"the keys of {path.name} were lost ({why}); what was found is in {place}"
+            log.error("%s", self._lost[path.name])
 
     async def _bind_until_it_works(self, hosted: Hosted) -> None:
         while self._hosted.get(hosted.name) is hosted:
@@ -368,8 +324,7 @@ class Service:
             if held is not None and os.path.exists(path):
                 listening.close()
                 return held
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+            discard(Path(path))
             listening.bind(path)
             os.chmod(path, 0o600)
         listening.listen(1024)
@@ -378,22 +333,35 @@ class Service:
         return listening
 
     async def _listen(self, hosted: Hosted, listening: socket.socket) -> None:
-        assert hosted.server is not None
         handle = hosted.server.handle
         hosted.listening = listening
         if self._standby is not None:
             self._standby.hold(str(hosted.port), listening)
         hosted.listener = await asyncio.get_running_loop().create_server(
-            lambda: Connection(handle, hosted.connections), sock=listening, backlog=1024
+            lambda: Connection(handle, hosted.lane), sock=listening, backlog=1024
         )
 
     def _silence(self, hosted: Hosted) -> None:
         if hosted.listener is not None:
             hosted.listener.close()
-        for connection in list(hosted.connections):
+        for connection in [*hosted.lane.connections, *hosted.lane.refused]:
             connection.abort()
-        if hosted.server is not None:
-            hosted.server.stop()
+        hosted.server.stop()
+
+    def _refusal(self, transport: asyncio.BaseTransport, connections: int) -> EtcdError | None:
+        """Why a connection to a keyspace is not served."""
+        if connections >= self._quota.connections:
+            return EtcdError(OVER_QUOTA, f"{connections} connections to this keyspace are open, and no more may be")
+        if self._users is None:
+            return None
+        try:
+            uid = uid_of(transport.get_extra_info("socket"))
+        except UnknownPeer as error:
+            return EtcdError(UNAUTHORIZED, f"whose process this is cannot be found out: {error}")
+        if uid in self._users:
+            return None
+        shown = ", ".join(map(str, sorted(self._users)))
+        return EtcdError(UNAUTHORIZED, f"this rendezvous answers processes of the users {shown}; this one is of {uid}")
 
     async def _keep_on_disk(self) -> None:
         """Sync what was written, many writes at a time, and shorten long journals."""
@@ -401,19 +369,26 @@ class Service:
             await self._written.wait()
             await asyncio.sleep(FSYNC_EVERY_S)
             self._written.clear()
-            for hosted in [h for h in self._hosted.values() if h.server is not None and h.server.journal.dirty]:
-                if hosted.server is None or self._hosted.get(hosted.name) is not hosted:
-                    continue
+            for hosted in [h for h in self._hosted.values() if h.server.journal.dirty]:
                 try:
-                    fd = hosted.server.journal.dup()
-                    try:
-                        await asyncio.to_thread(os.fdatasync, fd)
-                    finally:
-                        os.close(fd)
-                    if self._hosted.get(hosted.name) is hosted:
-                        hosted.server.journal.compact()
+                    await self._put_on_disk(hosted)
                 except OSError:
                     log.exception("the journal in %s cannot be put on disk", hosted.folder)
+
+    async def _put_on_disk(self, hosted: Hosted) -> None:
+        if self._hosted.get(hosted.name) is not hosted:
+            return
+        journal = hosted.server.journal
+        fd = journal.dup()
+        try:
+            await asyncio.to_thread(os.fdatasync, fd)
+        finally:
+            os.close(fd)
+        begun = journal.begin_compaction() if self._hosted.get(hosted.name) is hosted else None
+        if begun is not None:
+            size = await asyncio.to_thread(begun.write)
+            if self._hosted.get(hosted.name) is hosted:
+                journal.finish_compaction(begun, size)
 
     # -- control
 
@@ -452,9 +427,15 @@ class Service:
             case "POST", "/leave":
                 return self._control_leave()
             case "GET", "/keyspaces":
-                return Reply(200, _json(self.list()), (JSON,))
+                return Reply(200, json_line(self.list()), (JSON,))
             case "PUT", path if path.startswith("/keyspaces/"):
                 return self._control_open(path.removeprefix("/keyspaces/"), call)
+            case "PUT", path if path.startswith("/users/") and path.removeprefix("/users/").isdecimal():
+                self.allow(int(path.removeprefix("/users/")))
+                return Reply(204)
+            case "DELETE", path if path.startswith("/faults/"):
+                name = path.removeprefix("/faults/")
+                return Reply(204) if self.acknowledge(name) else text_error(404, f"there is no keyspace {name!r}")
             case "DELETE", path if path.startswith("/keyspaces/"):
                 return self._control_close(path.removeprefix("/keyspaces/"))
             case _:
@@ -475,9 +456,8 @@ class Service:
         if port and not (port.isdigit() and 0 < int(port) < 1 << 16):
             return text_error(400, f"{unescape(port, plus=False)!r} is no port")
         try:
-            return Reply(
-                200, _json({"name": name, "port": await self.open(name, int(port) if port else None)}), (JSON,)
-            )
+            await self.open(name, int(port) if port else None)
+            return Reply(200, json_line(self._hosted[name].about()), (JSON,))
         except RendezvousError as error:
             return text_error(error.status, error.why)
         except OSError as error:
@@ -512,21 +492,25 @@ def control_path(data_dir: Path) -> Iterator[str]:
         os.close(folder)
 
 
-def _not_allowed(*methods: str) -> Reply:
-    return text_error(405, "Method Not Allowed", ("Allow", ",".join(methods)))
-
-
-def _text(text: str) -> Reply:
-    return Reply(200, text.encode(), (("Content-Type", "text/plain; charset=utf-8"),))
-
-
-_LONE = re.compile("[\ud800-\udfff]")
-
-
-def _json(value: object) -> bytes:
-    """A line of JSON. Bytes that were no UTF-8 are shown as U+FFFD, one for each, as Go does."""
-    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False) + "\n"
+def _kind(path: Path) -> int:
     try:
-        return text.encode()
-    except UnicodeEncodeError:
-        return _LONE.sub("\ufffd", text).encode()
+        return os.lstat(path).st_mode
+    except FileNotFoundError:
+        return 0
+
+
+def _port_of(folder: Path) -> int:
+    """The port of an earlier service's keyspace; an exception of any kind if it is not there to be read."""
+    about = json.loads(read_regular(folder / "about", ABOUT_BYTES_MAX))
+    name, port = about["name"], about["port"]
+    if name != folder.name or not isinstance(port, int) or not 0 < port < 1 << 16:
+        raise ValueError(f"{folder / 'about'} says {str(about)[:200]}")
+    return port
+
+
+def _is_unfinished(folder: Path) -> bool:
+    """Whether `open` was cut off before it answered: nothing was ever written there."""
+    if not stat.S_ISDIR(_kind(folder)) or os.path.lexists(folder / "about"):
+        return False
+    journal = folder / "journal"
+    return not os.path.lexists(folder / "snapshot") and (_kind(journal) == 0 or os.lstat(journal).st_size == 0)

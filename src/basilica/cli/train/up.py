@@ -77,7 +77,11 @@ def up(
         typer.Option(help="What ranks meet at.", show_default="etcd-v2"),
     ] = None,
     launcher: Annotated[
-        Literal["python", "torchrun"] | None, typer.Option(help="What starts a script.", show_default="python")
+        str | None,
+        typer.Option(
+            help="What starts a script: python or torchrun, with its options: 'torchrun --nproc-per-node=2'.",
+            show_default="python",
+        ),
     ] = None,
     pip: Annotated[list[str] | None, typer.Option(help="A package that a script needs. Repeat.")] = None,
     workdir: Annotated[

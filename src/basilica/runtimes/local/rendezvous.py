@@ -3,6 +3,10 @@
 The server holds on to the process by a connection. When that breaks, the process is gone and is started again, by its
 own parent or by us; it comes back with all its keys and ports. When neither a server nor a rank is left that needs it,
 it ends by itself.
+
+It answers processes of the server's own user, of root and of the user that ranks run as, and nobody else's. What we say
+in a keyspace is followed by a copy of it (`KeysMirror`): a rank that overwrites or deletes it wakes the run, whose next
+turn says it again. Keys that were lost with a damaged file are said again in the same way, and the loss is a warning.
 """
 
 import asyncio
@@ -10,18 +14,20 @@ import contextlib
 import logging
 import os
 import subprocess
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from basilica.core.errors import RuntimeUnavailable
 from basilica.core.mesh import Announcement, SeenRendezvous
-from basilica.rendezvous.announcing import announce
+from basilica.rendezvous.announcing import announce, announced, says_of
 from basilica.rendezvous.client import KeysClient
 from basilica.rendezvous.control import RendezvousControl
 from basilica.rendezvous.driver import Driver
 from basilica.rendezvous.exchange import NoAnswer
+from basilica.rendezvous.mirror import KeysMirror
+from basilica.rendezvous.names import ROOT
+from basilica.rendezvous.quota import SHARED_WEIGHT
 from basilica.rendezvous.service import RendezvousError
 from basilica.runtimes.local.processes import Watch
 
@@ -35,28 +41,65 @@ UP_AT_START_S = 5.0
 GONE_WITHIN_S = 2.0
 FIRST_BACK_OFF_S = 0.1
 LONGEST_BACK_OFF_S = 5.0
+HEAL_AFTER_S = 0.1
+KEYS_LOST = "RendezvousKeysLost"
 
 
-@dataclass(slots=True)
 class _Open:
-    endpoint: str
-    keys: KeysClient
-    says: Announcement | None = None
-    driver: asyncio.Task[None] | None = None
+    """The open keyspace of a run, and what we know of it. `changed`: somebody else has changed what we say there."""
+
+    def __init__(self, endpoint: str, changed: Callable[[], None]) -> None:
+        self.endpoint, self._changed = endpoint, changed
+        self.keys = KeysClient(endpoint)
+        self.says: Announcement | None = None
+        self.fault: str | None = None
+        self._driver: asyncio.Task[None] | None = None
+        self._mirror = KeysMirror(endpoint, ROOT, self._take_in)
+        self._follower: asyncio.Task[None] | None = None
+        self._check: asyncio.TimerHandle | None = None
+
+    async def announce(self, wanted: Announcement) -> None:
+        says, self.says = self.says, None  # unknown, should this fail half-way
+        await announce(self.keys, says, wanted)
+        self.says = wanted
+        if self._follower is None:
+            self._follower = asyncio.create_task(self._mirror.run(), name=f"said-{self.endpoint}")
+
+    def drive(self, instance: str) -> None:
+        if self._driver is None:
+            self._driver = asyncio.create_task(Driver(self.endpoint, instance).run(), name=f"driver-{instance}")
+
+    def _take_in(self, key: str | None) -> None:
+        """Look a little later: our own words come one by one, and whoever changes them may go on doing so."""
+        if self._check is None and (key is None or says_of(key)):
+            self._check = asyncio.get_running_loop().call_later(HEAL_AFTER_S, self._compare)
+
+    def _compare(self) -> None:
+        self._check = None
+        if self._mirror.fresh and self.says is not None:
+            found, wanted = announced(self._mirror.values), self.says
+            if (found.world, set(found.released)) != (wanted.world, set(wanted.released)):
+                self.says = None
+                self._changed()
 
     async def close(self) -> None:
-        if self.driver is not None:
-            self.driver.cancel()
-            await asyncio.gather(self.driver, return_exceptions=True)
+        if self._check is not None:
+            self._check.cancel()
+        tasks = [task for task in (self._driver, self._follower) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self.keys.close()
 
 
 class LocalRendezvous:
-    """`host` is the address at which ranks find it."""
+    """`host` is the address at which ranks find it, `users` those whose processes it answers besides our own."""
 
-    def __init__(self, data_dir: Path, *, runs: Path, python: str, complaints: Path, host: str) -> None:
+    def __init__(
+        self, data_dir: Path, *, runs: Path, python: str, complaints: Path, host: str, users: Collection[int] = ()
+    ) -> None:
         self._data_dir, self._runs, self._complaints = data_dir, runs, complaints
-        self._python, self._host = python, host
+        self._python, self._host, self._users = python, host, users
         self._orders = RendezvousControl(data_dir)
         self._open: dict[str, _Open] = {}
         self._serving = asyncio.Event()
@@ -104,6 +147,11 @@ class LocalRendezvous:
         run = self._open.get(instance)
         return None if run is None else SeenRendezvous(endpoint=run.endpoint, says=run.says)
 
+    def warnings(self, instance: str) -> tuple[tuple[str, str], ...]:
+        """What the user should know of the run's keyspace, as (reason, message)."""
+        run = self._open.get(instance)
+        return () if run is None or run.fault is None else ((KEYS_LOST, run.fault),)
+
     async def open(self, instance: str, wished_port: int | None = None) -> int:
         """The port of the run's keyspace, made if there is none: on the wished port, if that can be had."""
         known = self._open.get(instance)
@@ -111,23 +159,23 @@ class LocalRendezvous:
             known = self._remember(instance, await self._order(lambda: self._open_keyspace(instance, wished_port)))
         return int(known.endpoint.rpartition(":")[2])
 
-    async def _open_keyspace(self, instance: str, wished_port: int | None) -> int:
+    async def _open_keyspace(self, instance: str, wished_port: int | None) -> dict[str, Any]:
         if wished_port is not None:
             with contextlib.suppress(RendezvousError):  # somebody else has taken it, or it is open on another
-                return await self._orders.open(instance, wished_port)
-        return await self._orders.open(instance)
+                return await self._orders.about(instance, wished_port)
+        return await self._orders.about(instance)
 
     async def announce(self, instance: str, announcement: Announcement, *, drives_torch: bool) -> None:
         """Have the open keyspace say exactly this."""
         run = self._open[instance]
-        says, run.says = run.says, None  # unknown, should this fail half-way
         try:
-            await announce(run.keys, says, announcement)
-        except NoAnswer as error:
+            await run.announce(announcement)
+            if run.fault is not None:
+                await self._orders.acknowledge(instance)  # the run has its warning, and its keys
+        except (NoAnswer, RendezvousError) as error:
             raise RuntimeUnavailable(f"the rendezvous of {instance} does not answer: {error}") from error
-        run.says = announcement
-        if drives_torch and run.driver is None:
-            run.driver = asyncio.create_task(Driver(run.endpoint, instance).run(), name=f"driver-{instance}")
+        if drives_torch:
+            run.drive(instance)
 
     async def end(self, instance: str) -> None:
         run = self._open.pop(instance, None)
@@ -179,28 +227,37 @@ class LocalRendezvous:
 
     async def _take_stock(self, service: RendezvousControl) -> None:
         """See what is open. A run whose keyspace was lost gets a new one, and one that has ended loses its own."""
-        there = {keyspace["name"]: keyspace["port"] for keyspace in await service.list()}
+        for uid in self._users:  # the service may be an earlier server's, which knew others
+            await service.allow(uid)
+        there = {keyspace["name"]: keyspace for keyspace in await service.list()}
         for instance in [name for name in there if not (self._runs / name).exists()]:  # it was removed meanwhile
             await service.close(instance)
             del there[instance]
         for instance in [name for name in self._open if name not in there]:
             await self._open.pop(instance).close()
             self._wake(instance)
-        for instance, port in there.items():
-            self._remember(instance, port)
+        for instance, about in there.items():
+            self._remember(instance, about)
             self._wake(instance)
 
-    def _remember(self, instance: str, port: int) -> _Open:
-        endpoint = f"{self._host}:{port}"
-        return self._open.setdefault(instance, _Open(endpoint, KeysClient(endpoint)))
+    def _remember(self, instance: str, about: Mapping[str, Any]) -> _Open:
+        run = self._open.get(instance)
+        if run is None:
+            run = self._open[instance] = _Open(f"{self._host}:{about['port']}", lambda: self._wake(instance))
+        if about["fault"] is not None:
+            run.fault, run.says = about["fault"], None
+            self._wake(instance)
+        return run
 
     def _spawn(self) -> None:
         """Start the service, detached, and wait until it serves."""
         self._data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         command = [self._python, "-P", "-m", "basilica.rendezvous", "--host", self._host]
+        options = ["--data-dir", str(self._data_dir), "--runs", str(self._runs), "--linger", str(LINGER_S)]
+        options += [f"--keyspace-bytes={SHARED_WEIGHT}", *(f"--allow-uid={uid}" for uid in self._users)]
         with self._complaints.open("ab") as complaints:
             started = subprocess.Popen(
-                [*command, "--data-dir", self._data_dir, "--linger", str(LINGER_S), "--runs", self._runs, "--detach"],
+                [*command, *options, "--detach"],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=complaints,

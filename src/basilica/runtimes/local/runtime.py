@@ -205,7 +205,10 @@ class LocalRuntime:
             bench=None if run.spec.bench is None else await self._benches.seen(run.instance),
             rendezvous=self._rendezvous.seen(run.instance),
             mesh=self._hosts.mesh(run.instance, run.spec.world.target),
-            warnings=warnings_of(run.spec.resources, self._cgroups, self._line.inventory),
+            warnings=(
+                *warnings_of(run.spec.resources, self._cgroups, self._line.inventory),
+                *self._rendezvous.warnings(run.instance),
+            ),
         )
 
     async def _attempts(self, run: Run) -> dict[Key, Attempt]:
