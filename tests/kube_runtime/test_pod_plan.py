@@ -177,6 +177,23 @@ def test_a_refusal_is_forgotten_with_the_wish() -> None:
     assert (plan.ledger.refusal, plan.look_at) == (None, None)
 
 
+def test_the_rendezvous_gets_its_pod_first_and_one_rank_finds_out_why_it_gets_none() -> None:
+    """A quota that has room for it, and not for all ranks beside it, must not be used up before."""
+    orders = {0: RUN, 1: RUN}
+    seen = facts(orders=orders, keyspace=Keyspace.SILENT, rendezvous_has_pod=False)
+    first = plan_pods(seen, Ledger())
+    assert (made(first), first.look_at) == ([], NOW + 5)
+    assert first.ledger.waiting_for() == "a pod, which the run's rendezvous gets first"
+    assert made(plan_pods(replace(seen, rendezvous_has_pod=True), first.ledger)) == [(0, 0), (1, 0)]
+    then = replace(seen, now=NOW + 5)
+    assert made(plan_pods(then, first.ledger)) == [(0, 0)]
+    refused = first.ledger.refused("exceeded quota", NOW + 5, 0)
+    assert refused.waiting_for() == "a pod, which Kubernetes refuses: exceeded quota"
+    assert made(plan_pods(replace(seen, now=NOW + 6), refused)) == [(0, 0)]
+    alone = facts(pod(0), orders=orders, keyspace=Keyspace.SILENT, rendezvous_has_pod=False, now=NOW + 60)
+    assert made(plan_pods(alone, first.ledger)) == [], "one of them leaves it room"
+
+
 def test_in_a_namespace_that_is_being_deleted_nothing_is_made_and_nothing_is_waited_for() -> None:
     ledger = Ledger(terminating=True, refusal=Refusal(message="forbidden", retry_at=NOW + 30, living=2))
     plan = plan_pods(facts(orders=NEXT, records=OVER), ledger)

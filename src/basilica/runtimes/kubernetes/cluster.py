@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 FORGET_UID_AFTER_S = 30.0
 HELD_AT_MOST_S = 120.0
-UNKNOWN_FOR_S = 5.0  # within which the runs that there are have been looked at
+UNKNOWN_FOR_S = 10.0  # within which the runs that there are have been looked at
 NOT_OVER = "status.phase!=Succeeded,status.phase!=Failed"
 
 
@@ -61,14 +61,15 @@ class Cluster:
         self._api, self._settings, self._changed, self._keeper = api, settings, changed, keeper
         self.archives = ClusterArchives(api, settings.archive_bytes)
         ours = f"{MANAGED_BY}=basilica,{ROLE}"
-        gangs = f"{ours} in ({WORKER},{BENCH})"
-        self._pods = Informer(api, "/api/v1/pods", label_selector=gangs, on_change=self._pod_changed)
+        roles = f"{ours} in ({WORKER},{BENCH},{RENDEZVOUS})"
+        self._pods = Informer(api, "/api/v1/pods", label_selector=roles, on_change=self._pod_changed)
         self._services = Informer(
             api, "/api/v1/services", label_selector=f"{ours}={RENDEZVOUS}", on_change=self._changed_of
         )
         self._nodes = Informer(api, "/api/v1/nodes", on_change=self._node_changed)
         self._facts: dict[str, dict[str, PodFacts]] = {}  # by instance, then uid
         self._probes: dict[str, dict[str, PodFacts]] = {}
+        self._rendezvous: dict[str, set[str]] = {}  # uids of the pods of rendezvous, by instance
         self._gone: dict[str, set[str]] = {}
         self._unseen: dict[str, float] = {}  # uids that a record names and no look has shown, since when
         self._held: set[str] = set()  # uids of deleted pods that are let go of after a while, whatever happens
@@ -116,6 +117,10 @@ class Cluster:
         """The pods of the bench probe, if there is one."""
         return self._probes.get(run.instance, {}).values()
 
+    def has_rendezvous_pod(self, run: Run) -> bool:
+        """Whether a pod was made for the rendezvous, wherever it may be."""
+        return run.instance in self._rendezvous
+
     def endpoint(self, run: Run) -> str | None:
         """Where the run's rendezvous is; None if it has none."""
         service = self._services.get(run.namespace, self.objects(run).rendezvous)
@@ -141,6 +146,9 @@ class Cluster:
         metadata = pod["metadata"]
         labels = metadata.get("labels") or {}
         instance = labels.get(INSTANCE_LABEL, "")
+        if labels.get(ROLE) == RENDEZVOUS:
+            self._rendezvous_changed(pod, instance)
+            return
         facts = pod_facts(pod, POD_FINALIZER)
         known = (self._probes if labels.get(ROLE) == BENCH else self._facts).setdefault(instance, {})
         if facts is not None and self._pods.get(metadata["namespace"], metadata["name"]) is not None:
@@ -154,6 +162,18 @@ class Cluster:
         if facts is not None:
             self._hold(metadata["namespace"], instance, facts)
         self._changed(instance)
+
+    def _rendezvous_changed(self, pod: Json, instance: str) -> None:
+        metadata, known = pod["metadata"], self._rendezvous.setdefault(instance, set())
+        before = bool(known)
+        if self._pods.get(metadata["namespace"], metadata["name"]) is not None:
+            known.add(metadata["uid"])
+        else:
+            known.discard(metadata["uid"])
+        if not known:
+            del self._rendezvous[instance]
+        if bool(known) != before:
+            self._changed(instance)
 
     def _forget_gone(self, instance: str) -> None:
         """Pods that are gone are only asked for soon after; a run that has none any more keeps nothing here."""

@@ -82,6 +82,11 @@ class PodFacts:
         return self.state in ("running", "terminated") and self.phase not in ("Succeeded", "Failed")
 
 
+def by_age(pod: PodFacts) -> tuple[str, int]:
+    """The order in which pods of a rank were made; the cluster notes seconds only."""
+    return pod.created, pod.incarnation
+
+
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
     """`unready_since`: when we noticed that the node does not answer; None while it does."""
@@ -208,7 +213,7 @@ class Gang:
         by_uid = {pod.uid: pod for pod in self.pods}
         seen = [self._recorded(key, record, by_uid.get(record.pod), now) for key, record in records.items()]
         by_rank: dict[int, list[PodFacts]] = {}
-        for pod in sorted(self.pods, key=lambda pod: (pod.created, pod.name)):
+        for pod in sorted(self.pods, key=by_age):
             by_rank.setdefault(pod.rank, []).append(pod)
         claimed = {record.pod for record in records.values()}
         for rank, order in self.orders.items():

@@ -39,7 +39,8 @@ class Ledger:
 
     `resume_at`: when a gang that gave its nodes back tries again. `homeless_since`: since when too few of its ranks
     have a node. `leaving`: since when pods, by uid, were to have ended by themselves. `shown`: pods that were over in
-    an earlier look, so that whoever looked has had time to record their ends.
+    an earlier look, so that whoever looked has had time to record their ends. `outrun_since`: since when ranks need
+    pods, and their rendezvous has none.
     """
 
     births: Mapping[int, Birth] = field(default_factory=dict)
@@ -49,6 +50,7 @@ class Ledger:
     resume_at: float | None = None
     leaving: Mapping[str, float] = field(default_factory=dict)
     shown: frozenset[str] = frozenset()
+    outrun_since: float | None = None
     warnings: tuple[tuple[str, str], ...] = ()
 
     def born(self, rank: int, uid: str, now: float) -> "Ledger":
@@ -89,6 +91,8 @@ class Ledger:
             return f"a pod, which Kubernetes refuses: {self.refusal.message}"
         if self.resume_at is not None:
             return "a pod: its gang gave its nodes back, and tries again after a pause"
+        if self.outrun_since is not None:
+            return "a pod, which the run's rendezvous gets first"
         return "a pod"
 
     def held_back(self, now: float) -> dict[int, str]:

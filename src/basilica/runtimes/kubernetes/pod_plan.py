@@ -21,6 +21,7 @@ from basilica.runtimes.kubernetes.pod_ledger import Ledger
 GANG_RELEASED = "GangReleased"
 LEAVE_WITHIN_S = 30.0
 LOOK_AGAIN_S = 1.0
+RENDEZVOUS_FIRST_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +50,9 @@ class Keyspace(Enum):
 class Facts:
     """`ranks`: what the same look showed of ranks. `lost`: ranks that will not be started again.
 
-    `creating`: ranks whose pods are being made. `gives_up_at`: when a silent keyspace has been waited for long enough.
-    `pause`: how long a gang that gives its nodes back stays away.
+    `creating`: ranks whose pods are being made. `rendezvous_has_pod`: one was made for it, or it answers.
+    `gives_up_at`: when a silent keyspace has been waited for long enough. `pause`: how long a gang that gives its nodes
+    back stays away.
     """
 
     instance: str
@@ -66,6 +68,7 @@ class Facts:
     patience: Patience = field(default_factory=Patience)
     pause: float = 60.0
     gives_up_at: float | None = None
+    rendezvous_has_pod: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,15 +227,14 @@ def _to_create(
         birth = ledger.births.get(rank)
         ledger = ledger.missed(rank, facts.now, claimed=birth is not None and birth.uid in claimed)
     if not needed:
-        return (), ledger if facts.creating else replace(ledger, refusal=None)
+        return (), replace(ledger, outrun_since=None, refusal=ledger.refusal if facts.creating else None)
+    ledger = _behind_the_rendezvous(facts, ledger)
     if ledger.terminating or ledger.resume_at is not None:
         return (), ledger
     due = [rank for rank in needed if ledger.next_pod_at(rank) <= facts.now]
     groups = groups_for(facts.instance, due, facts.gang.pods) if facts.queued else {}
-    if ledger.refusal is not None:  # one tries for all, so that nothing is asked again and again for each
-        living = sum(not pod.over and not pod.deleting for pod in facts.gang.pods)
-        may_try = facts.now >= ledger.refusal.retry_at or living < ledger.refusal.living
-        due = due[:1] if may_try and not facts.creating else []
+    if ledger.refusal is not None or ledger.outrun_since is not None:  # one tries for all
+        due = due[:1] if _may_one_be_tried(facts, ledger) else []
     orders, names = facts.gang.orders, _last_incarnations(facts.gang.pods)
     found = (
         NewPod(
@@ -244,6 +246,23 @@ def _to_create(
         for rank in due
     )
     return tuple(found), ledger
+
+
+def _behind_the_rendezvous(facts: Facts, ledger: Ledger) -> Ledger:
+    """The rendezvous gets its pod first: a quota may be too small for it once all ranks have theirs."""
+    if facts.rendezvous_has_pod:
+        return replace(ledger, outrun_since=None)
+    return ledger if ledger.outrun_since is not None else replace(ledger, outrun_since=facts.now)
+
+
+def _may_one_be_tried(facts: Facts, ledger: Ledger) -> bool:
+    """Also where the rendezvous gets no pod: what Kubernetes has against that, it has against this one too."""
+    living = sum(not pod.over and not pod.deleting for pod in facts.gang.pods)
+    if facts.creating or (ledger.outrun_since is not None and living):
+        return False
+    if ledger.outrun_since is not None and facts.now < ledger.outrun_since + RENDEZVOUS_FIRST_S:
+        return False
+    return ledger.refusal is None or facts.now >= ledger.refusal.retry_at or living < ledger.refusal.living
 
 
 def _ranks_without_pods(facts: Facts, records: Mapping[tuple[int, int], AttemptRecord]) -> list[int]:
@@ -310,6 +329,8 @@ def _next_due(facts: Facts, ledger: Ledger, create: Sequence[NewPod]) -> float |
     dues += [ledger.resume_at, *(since + LEAVE_WITHIN_S for since in ledger.leaving.values())]
     if ledger.refusal is not None and not ledger.terminating:
         dues.append(ledger.refusal.retry_at)
+    if ledger.outrun_since is not None:
+        dues.append(ledger.outrun_since + RENDEZVOUS_FIRST_S)
     if ledger.homeless_since is not None:
         dues.append(ledger.homeless_since + facts.patience.placement_seconds)
     if ledger.shown and facts.keyspace is not Keyspace.ANSWERS:

@@ -28,7 +28,7 @@ from basilica.runtimes.kubernetes.execute import execute_beside
 from basilica.runtimes.kubernetes.keeping import Keeping, Kept, Telling
 from basilica.runtimes.kubernetes.keyspace import NOT_STARTED, RunKeys
 from basilica.runtimes.kubernetes.mesh import see_mesh
-from basilica.runtimes.kubernetes.parse import Gang, PodFacts
+from basilica.runtimes.kubernetes.parse import Gang, PodFacts, by_age
 from basilica.runtimes.kubernetes.pod_actions import PodActions
 from basilica.runtimes.kubernetes.pod_groups import pods_to_close
 from basilica.runtimes.kubernetes.pod_plan import Facts, Keyspace, Patience, plan_pods
@@ -39,7 +39,7 @@ from basilica.runtimes.kubernetes.wakes import Tally, Wakes
 log = logging.getLogger(__name__)
 
 MESH_LIMIT_S = 30.0
-LEAVE_WITHIN_S = 5.0
+LEAVE_WITHIN_S, MADE_WITHIN_S = 5.0, 30.0
 READ_WITHIN_S, READ_FOR_S = 2.0, 60.0
 BENCH_PODS = 2
 
@@ -172,6 +172,7 @@ class KubernetesRuntime:
             patience=self._patience,
             pause=random.uniform(0.5, 1.0) * self._patience.back_off_seconds,
             gives_up_at=now + self._patience.keyspace_seconds - silent,
+            rendezvous_has_pod=self._keyspace(state.keys) is Keyspace.ANSWERS or self._cluster.has_rendezvous_pod(run),
         )
         plan = plan_pods(facts, state.ledger)
         state.ledger = plan.ledger
@@ -239,7 +240,7 @@ class KubernetesRuntime:
         self._check()
         state = self._state(run.instance)
         wanted = [launch for launch in launches if (launch.rank, launch.attempt) not in state.buried]
-        if not wanted:
+        if not wanted or (state.ledger.terminating and self._cluster.endpoint(run) is None):
             return
         if self._cluster.endpoint(run) is None or not (state.made or self._cluster.pods(run.instance)):
             await self._cluster.make_rendezvous(run)
@@ -317,7 +318,7 @@ class KubernetesRuntime:
             living = {pod.rank for pod in self._cluster.pods(run.instance) if not pod.over}
             await keys.dismiss(sorted(living))
             await self._until_gone(run)
-        state.closed = True  # no pod is made any more
+        await self._make_no_more(run, state)
         await self._cluster.end_pods(run)
         for pod in pods_to_close(self._cluster.pods(run.instance), lambda _: False):
             await self._cluster.close_group(run, pod)
@@ -327,22 +328,37 @@ class KubernetesRuntime:
             state.keys = None
             await keys.close()
 
+    async def _make_no_more(self, run: Run, state: RunState) -> None:
+        """Have no pod made after this; those on their way are waited for, since nobody would end them."""
+        state.closed = True
+        if not await self._comes_about(run, lambda: not state.creating, MADE_WITHIN_S):
+            raise RuntimeUnavailable(f"pods of {run.instance} are still being made")
+
     async def _until_gone(self, run: Run) -> None:
+        def are_gone() -> bool:
+            return not any(pod.deletable for pod in self._cluster.pods(run.instance))
+
+        if not await self._comes_about(run, are_gone, LEAVE_WITHIN_S):
+            log.warning("%s: not all containers ended by themselves", run.instance)
+
+    async def _comes_about(self, run: Run, condition: Callable[[], bool], within: float) -> bool:
+        """Whether it does, with what changes of the run in that time."""
         changed = self._listen(run.instance)
         try:
-            async with asyncio.timeout(LEAVE_WITHIN_S):
-                while any(pod.deletable for pod in self._cluster.pods(run.instance)):
+            async with asyncio.timeout(within):
+                while not condition():
                     await changed.wait()
                     changed.clear()
         except TimeoutError:
-            log.warning("%s: not all containers ended by themselves", run.instance)
+            return False
         finally:
             self._unlisten(run.instance, changed)
+        return True
 
     async def remove(self, run: Run) -> None:
         self._check()
         state = self._state(run.instance)
-        state.closed = True
+        await self._make_no_more(run, state)
         if state.keys is not None:
             keys, state.keys = state.keys, None
             await keys.close()
@@ -358,7 +374,7 @@ class KubernetesRuntime:
 
     def _pods_of_rank(self, run: Run, rank: int) -> list[PodFacts]:
         found = [pod for pod in self._cluster.pods(run.instance) if pod.rank == rank]
-        return sorted(found, key=lambda pod: (pod.created, pod.name))
+        return sorted(found, key=by_age)
 
     async def tail(self, run: Run, rank: int, lines: int | None) -> LogChunk:
         return await logs.tail(self._api, run.namespace, rank, self._pods_of_rank(run, rank), lines)
@@ -399,17 +415,7 @@ class KubernetesRuntime:
         state, loop = self._state(run.instance), asyncio.get_running_loop()
         if state.alarm is None and state.marks is None:
             state.set_alarm(loop.call_later(READ_FOR_S, self._stop_reading, run.instance))
-        changed = self._listen(run.instance)
-        try:
-            async with asyncio.timeout(READ_WITHIN_S):
-                while not keys.known:
-                    await changed.wait()
-                    changed.clear()
-        except TimeoutError:
-            return None
-        finally:
-            self._unlisten(run.instance, changed)
-        return keys
+        return keys if await self._comes_about(run, lambda: keys.known, READ_WITHIN_S) else None
 
     def _stop_reading(self, instance: str) -> None:
         state = self._runs.get(instance)
