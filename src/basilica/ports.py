@@ -155,7 +155,7 @@ class Keys(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What a runtime needs to know of a run in order to act on it."""
+    """What a runtime needs to know of a run in order to act on it. `lost`: ranks that will not be started again."""
 
     instance: str
     user: str
@@ -163,6 +163,7 @@ class Run:
     created_at: float
     spec: DeploymentSpec
     owner: Owner | None = None
+    lost: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,9 +94,9 @@ def run_settings_of(options: ClusterOptions, home: str) -> RunSettings:
     )
 
 
-def _runtime(options: ClusterOptions, settings: RunSettings) -> KubernetesRuntime:
+def _runtime(options: ClusterOptions, settings: RunSettings, *, drives: bool) -> KubernetesRuntime:
     """With a connection of its own, which it closes."""
-    return KubernetesRuntime(connect(options), settings)
+    return KubernetesRuntime(connect(options), settings, drives=drives)
 
 
 async def serve_kubernetes(
@@ -112,7 +112,7 @@ async def serve_kubernetes(
                 await take_key(keys, clock, api_key)
                 home = home_of(options, api)
                 async with Attendance(api, home) as operators:
-                    runtime = _runtime(options, run_settings_of(options, home))
+                    runtime = _runtime(options, run_settings_of(options, home), drives=False)
                     parts = Parts(store, keys, runtime, clock, settings, lambda: operators.absent_for)
                     await serve_stateless(parts, listen, announce)
         finally:
@@ -133,7 +133,7 @@ async def operate(options: ClusterOptions, wanted: OperatorOptions, announce: Ca
 
         operator = Operator(
             store,
-            lambda: _runtime(options, settings),
+            lambda: _runtime(options, settings, drives=True),
             clock,
             election,
             refusals=Refusals(store),

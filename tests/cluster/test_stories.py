@@ -181,6 +181,37 @@ def test_pods_that_others_delete_come_back_and_cost_no_restart(here: Installed) 
         run.delete()
 
 
+def test_a_rank_that_is_disrupted_again_and_again_comes_back_within_seconds(here: Installed) -> None:
+    """Of a Job's index the fifth failure would be followed by a pause of minutes."""
+    with here.client() as client:
+        run = client.deploy_distributed("drained", command=STAY, world_size=WorldSize(1, 2, 2), **SMALL)
+        run.wait_until_target_world()
+        for _ in range(5):
+            before = run.refresh().ranks[1].pod_name
+            kubectl("--namespace", here.namespace, "delete", "pod", before, "--wait=false")
+            until(lambda before=before: run.refresh().ranks[1].pod_name not in ("", before), "it has another pod", 30)  # type: ignore[misc]
+            assert run.wait_until_target_world(timeout=30).ready == 2
+        assert [each.restarts for each in run.refresh().ranks] == [0, 0]
+        run.delete()
+
+
+def test_a_namespace_goes_with_the_live_run_in_it(here: Installed) -> None:
+    namespace = f"{here.namespace}-goes"
+    kubectl("create", "namespace", namespace)
+    size = {"min": 2, "target": 2, "max": 2}
+    body = {
+        "apiVersion": "basilica.dev/v1alpha1",
+        "kind": "UserDeployment",
+        "metadata": {"name": "live", "namespace": namespace},
+        "spec": {"command": STAY, "resources": {"cpu": "50m", "memory": "128Mi"}, "distributed": {"worldSize": size}},
+    }
+    kubectl("apply", "-f", "-", given=json.dumps(body))
+    phase = ("--namespace", namespace, "get", "ud", "live", "-o", "jsonpath={.status.phase}")
+    until(lambda: kubectl(*phase) == "ready", "it is ready")
+    kubectl("delete", "namespace", namespace, "--wait=false")
+    until(lambda: not kubectl("get", "namespace", namespace, "--ignore-not-found"), "the namespace is gone", 90)
+
+
 def test_the_executor_for_clusters(here: Installed) -> None:
     # Namespaces of users are held to the restricted standard, which an image of one's own need not meet.
     executor = EKSExecutor(here.image, namespace="default", cpu_request="100m", memory_request="128Mi")

@@ -16,8 +16,8 @@ from basilica.core.status import DeploymentStatus
 from basilica.core.world import WorldSize
 from basilica.kube.api import KubeApi
 from basilica.kube.run import Settings
+from basilica.runtimes.kubernetes.pod_plan import Patience
 from basilica.runtimes.kubernetes.runtime import KubernetesRuntime
-from basilica.runtimes.kubernetes.tidying import Patience
 from basilica.stores.memory import MemoryStore
 from basilica.testing.kube import KubeServer
 
@@ -109,7 +109,12 @@ class Plane:
             await asyncio.sleep(0.02)
 
     def pods(self, instance: str) -> list[dict[str, Any]]:
-        return self.kube.pods(instance, NAMESPACE)
+        """The pods of its ranks, by rank; of those of one rank the oldest first."""
+        mine = {"basilica.dev/instance": instance, "basilica.dev/role": "worker"}
+        found = [
+            pod for pod in self.kube.objects("pods", NAMESPACE) if mine.items() <= pod["metadata"]["labels"].items()
+        ]
+        return sorted(found, key=lambda pod: tuple(map(int, pod["metadata"]["name"].split("-")[-2:])))
 
     async def log(self, instance: str, rank: int) -> Sequence[str]:
         deployment = await self.store.get(instance)

@@ -279,7 +279,7 @@ def test_a_run_with_an_archive_costs_one_request_more_however_many_ranks_it_has(
     async def story() -> None:
         with KubeServer(processes=False) as kube:
             async with control_plane(kube) as plane:
-                await plane.happens(lambda: kube.requests.by_verb("watch") == 4)
+                await plane.happens(lambda: kube.requests.by_verb("watch") == 3)
                 digest = (await plane.runtime.store_archive("ada", pieces(LARGE))).digest
                 without = await cost(plane, 2, None)
                 assert await cost(plane, 2, digest) == await cost(plane, 40, digest) == without + 1

@@ -1,4 +1,4 @@
-"""What a run costs the API server: requests that do not grow with its ranks, and none while nothing changes."""
+"""What a run costs the API server: a pod for each rank and a few requests more, and none while nothing changes."""
 
 import asyncio
 import time
@@ -38,7 +38,7 @@ class Puppets:
                 await asyncio.sleep(0.05)
         await self._plane.happens(lambda: len(self._running()) == ranks)
         for pod in self._running():
-            rank = int(pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"])
+            rank = int(pod["metadata"]["annotations"]["basilica.dev/rank"])
             now = time.time()
             record = AttemptRecord(pod=pod["metadata"]["uid"], node="node-0", claimed_at=now, started_at=now)
             self._records[attempt_key(rank, 0)] = record
@@ -89,13 +89,14 @@ async def life_of(plane: Plane, ranks: int, folder: Path) -> Requests:
     return plane.kube.requests.since(before)
 
 
-def test_requests_do_not_grow_with_the_ranks(kube: KubeServer, tmp_path: Path) -> None:
+def test_a_pod_for_each_rank_is_all_that_grows_with_the_ranks(kube: KubeServer, tmp_path: Path) -> None:
     async def story() -> None:
         async with control_plane(kube) as plane:
-            await plane.happens(lambda: kube.requests.by_verb("watch") == 4)
+            await plane.happens(lambda: kube.requests.by_verb("watch") == 3)
             few = await life_of(plane, 2, tmp_path / "few")
             many = await life_of(plane, 512, tmp_path / "many")
-            assert repr(many) == repr(few)
-            assert many.total <= 12, many
+            assert (few["create", "pods"], many["create", "pods"]) == (2, 512)
+            assert many.total - 512 == few.total - 2
+            assert many.total - 512 <= 11, many
 
     asyncio.run(story())

@@ -13,7 +13,7 @@ from basilica.core.errors import RuntimeUnavailable
 from basilica.core.spec import Resources, Wanted
 from basilica.kube.run import POD_FINALIZER
 from basilica.operator.release import release_finalizers
-from basilica.runtimes.kubernetes.tidying import GANG_RELEASED, Patience
+from basilica.runtimes.kubernetes.pod_plan import GANG_RELEASED, Patience
 from basilica.stores.memory import MemoryStore
 from basilica.testing.kube import KubeServer, NodeSpec
 from tests.kube_runtime.plane import NAMESPACE, SETTINGS, Plane, control_plane, sh
@@ -85,12 +85,12 @@ def _is_blind(plane: Plane) -> bool:
 def test_throttling_and_errors_of_the_api_are_waited_out(kube: KubeServer) -> None:
     async def story() -> None:
         async with control_plane(kube) as plane:
-            kube.fail("create", "jobs", status=429, times=2, retry_after=0)
+            kube.fail("create", "pods", status=429, times=2, retry_after=0)
             kube.fail("patch", "services", status=503, times=2)
             kube.fail("patch", "deployments", status=0, times=1)
             run = await plane.deploy(sh("exit 0"), (2, 2, 2))
             assert (await plane.settled(run)).status.phase == "succeeded"
-            assert len(kube.objects("jobs", NAMESPACE)) == 1
+            assert len(plane.pods(run)) == 2
 
     asyncio.run(story())
 
@@ -133,7 +133,6 @@ def test_control_planes_that_are_killed_at_random_lose_and_double_nothing(kube: 
             assert (await plane.settled(run)).status.phase == "cancelled"
         starts = (tmp_path / "starts").read_text().split()
         assert len(starts) == len(set(starts)), "an attempt was started twice"
-        assert len(kube.objects("jobs", NAMESPACE)) == 1
         await store.close()
 
     asyncio.run(story())
@@ -182,14 +181,17 @@ def test_a_run_can_be_cancelled_although_its_rendezvous_never_comes(kube: KubeSe
     asyncio.run(story())
 
 
-def test_a_job_that_somebody_deletes_is_made_again(kube: KubeServer) -> None:
+def test_pods_that_somebody_deletes_all_at_once_are_made_again(kube: KubeServer) -> None:
     async def story() -> None:
         async with control_plane(kube) as plane:
-            run = await plane.deploy(SLEEP)
-            await plane.until_ready(run, 1)
-            assert await plane.api.delete(f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/{run}")
-            again = await plane.until(run, lambda d: d.status.ranks[0].attempt == 1 and d.status.ready == 1)
-            assert again.status.ranks[0].restarts == 0
+            run = await plane.deploy(SLEEP, (2, 2, 2))
+            await plane.until_ready(run, 2)
+            which = f"basilica.dev/instance={run},basilica.dev/role=worker"
+            await plane.api.delete_collection(f"/api/v1/namespaces/{NAMESPACE}/pods", label_selector=which)
+            again = await plane.until(
+                run, lambda d: [r.attempt for r in d.status.ranks] == [1, 1] and d.status.ready == 2
+            )
+            assert [rank.restarts for rank in again.status.ranks] == [0, 0]
             await plane.end(run)
             await plane.settled(run)
 
@@ -203,7 +205,8 @@ def test_half_of_a_gang_gives_its_nodes_back_and_tries_again() -> None:
             async with control_plane(kube, patience=quick) as plane:
                 run = await plane.deploy(SLEEP, (2, 2, 2), resources=Resources(cpu=0.6))
                 await plane.until(run, lambda d: GANG_RELEASED in d.status.warned)
-                await plane.happens(lambda: (kube.get("jobs", run, NAMESPACE) or {})["spec"]["suspend"])
+                before = {pod["metadata"]["uid"] for pod in plane.pods(run)}
+                await plane.happens(lambda: before.isdisjoint(pod["metadata"]["uid"] for pod in plane.pods(run)))
                 kube.add_node(NodeSpec("node-1"))
                 await plane.until_ready(run, 2)
                 await plane.end(run)

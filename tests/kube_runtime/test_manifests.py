@@ -13,7 +13,7 @@ from basilica.core.errors import ValidationError
 from basilica.core.spec import DeploymentSpec, Exec, Gpus, ProviderFilter, Resources, Shell
 from basilica.core.world import WorldSize
 from basilica.kube.reach import networks
-from basilica.kube.run import CARRIED_AT, RunObjects, Settings
+from basilica.kube.run import CARRIED_AT, PodGroup, RunObjects, Settings
 from basilica.testing.kube import KubeServer
 from basilica.wiring_kubernetes import ClusterOptions, run_settings_of
 
@@ -47,18 +47,18 @@ EVERYTHING = objects(
 )
 def test_a_strict_api_server_takes_all_of_it(run: RunObjects, parts: int) -> None:
     async def story() -> None:
-        paths = run.paths()
         made = {
             **run.surroundings(),
             "rendezvous_service": run.rendezvous_service(),
-            "job": run.job(4, "10.0.0.1:2379", archive_parts=parts),
             "kept": run.keep({"rank-0": b"1", "series": bytes(960 << 10)}, {"basilica.dev/results-too-large": "1"}),
         }
+        where = {name: path.rpartition("/")[0] for name, path in run.paths().items()}
+        made["pod"] = run.worker_pod(3, 1, "10.0.0.1:2379", archive_parts=parts, group=PodGroup("train", 4))
+        made["probe"] = run.bench_pods(["a", "b"], "10.0.0.1:2379", strict=True)[1]
+        where |= {"pod": run.pods_path, "probe": run.pods_path}
         async with httpx.AsyncClient(base_url=kube.url) as client:
             for name, body in made.items():
-                answer = await client.post(
-                    paths[name].rpartition("/")[0], params={"fieldValidation": "Strict"}, content=json.dumps(body)
-                )
+                answer = await client.post(where[name], params={"fieldValidation": "Strict"}, content=json.dumps(body))
                 assert answer.status_code == 201, (name, answer.text)
                 assert answer.json()["metadata"]["ownerReferences"][0]["uid"] == "6e1f"
 
@@ -67,7 +67,7 @@ def test_a_strict_api_server_takes_all_of_it(run: RunObjects, parts: int) -> Non
 
 
 def pod_of(run: RunObjects) -> dict[str, Any]:
-    found: dict[str, Any] = run.job(4, "10.0.0.1:2379")["spec"]["template"]["spec"]
+    found: dict[str, Any] = run.worker_pod(0, 0, "10.0.0.1:2379")["spec"]
     return found
 
 
@@ -118,7 +118,7 @@ def test_ranks_run_on_nodes_that_have_what_they_need() -> None:
 
 
 def test_a_directory_that_was_sent_is_mounted_and_its_path_is_no_working_directory_of_the_image() -> None:
-    pod = objects(archive="ab" * 32, workdir="sub").job(2, "10.0.0.1:2379", archive_parts=3)["spec"]["template"]["spec"]
+    pod = objects(archive="ab" * 32, workdir="sub").worker_pod(0, 0, "10.0.0.1:2379", archive_parts=3)["spec"]
     [container] = pod["containers"]
     assert "workingDir" not in container
     env = {each["name"]: each.get("value") for each in container["env"]}
@@ -138,11 +138,28 @@ def test_a_directory_that_was_sent_is_mounted_and_its_path_is_no_working_directo
     assert "ARCHIVE" not in json.dumps(pod_of(plain))
 
 
-def test_a_queue_gets_the_gang_suspended() -> None:
-    job = EVERYTHING.job(4, "10.0.0.1:2379")
-    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gold"
-    assert job["spec"]["suspend"] is True
-    assert "suspend" not in objects().job(4, "10.0.0.1:2379")["spec"]
+def test_a_queue_gets_the_gang_as_a_group_of_pods_that_look_alike_to_it() -> None:
+    """Kueue makes a set of all pods of a group that have the same labels, and takes eight sets at most."""
+    pods = [EVERYTHING.worker_pod(rank, 0, "10.0.0.1:2379", group=PodGroup("train", 9)) for rank in range(9)]
+    assert len({json.dumps(pod["metadata"]["labels"], sort_keys=True) for pod in pods}) == 1
+    assert pods[0]["metadata"]["labels"] == {
+        **EVERYTHING.labels("worker"),
+        "kueue.x-k8s.io/queue-name": "gold",
+        "kueue.x-k8s.io/pod-group-name": "train",
+    }
+    assert {pod["metadata"]["annotations"]["kueue.x-k8s.io/pod-group-total-count"] for pod in pods} == {"9"}
+    assert "kueue" not in json.dumps(objects().worker_pod(0, 0, "10.0.0.1:2379", group=PodGroup("train", 9)))
+
+
+def test_a_rank_is_found_by_the_name_that_users_know_whichever_pod_it_has() -> None:
+    for incarnation in (0, 7):
+        pod = objects().worker_pod(3, incarnation, "10.0.0.1:2379")
+        assert pod["metadata"]["name"] == f"train-0a1b2c3d-3-{incarnation}"
+        assert (pod["spec"]["hostname"], pod["spec"]["subdomain"]) == ("train-0a1b2c3d-3", "train-0a1b2c3d")
+        env = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
+        assert (env["BASILICA_RANK"], env["MASTER_ADDR"]) == ("3", "train-0a1b2c3d-0.train-0a1b2c3d")
+        assert pod["spec"]["restartPolicy"] == "Never"
+        assert pod["metadata"]["annotations"] == {"basilica.dev/rank": "3"}
 
 
 def test_ranks_speak_among_themselves_and_to_their_rendezvous() -> None:

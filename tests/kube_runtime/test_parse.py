@@ -27,7 +27,7 @@ def pod(
             "name": "train-0-x",
             "uid": "u1",
             "creationTimestamp": "2024-01-01T00:00:00Z",
-            "annotations": {"batch.kubernetes.io/job-completion-index": index},
+            "annotations": {"basilica.dev/rank": index},
         },
         "spec": {"nodeName": node} if node else {},
         "status": {"phase": "Running", "containerStatuses": containers, **status},

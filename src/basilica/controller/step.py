@@ -4,6 +4,7 @@ from typing import assert_never
 
 from basilica.core.actions import Announce, EndProbe, EndRendezvous, Launch, Plan, Probe, Remove, Stop
 from basilica.core.deployment import Deployment
+from basilica.core.phase import RankPhase
 from basilica.core.reconcile import reconcile
 from basilica.ports import Clock, Run, Runtime, Store
 
@@ -16,6 +17,7 @@ def run_of(deployment: Deployment) -> Run:
         created_at=deployment.status.created_at,
         spec=deployment.spec,
         owner=deployment.owner,
+        lost=frozenset(rank.rank for rank in deployment.status.ranks if rank.phase is RankPhase.LOST),
     )
 
 

@@ -178,6 +178,15 @@ class KubeApi:
             return False
         return True
 
+    async def delete_collection(self, path: str, *, label_selector: str, field_selector: str = "") -> None:
+        """Delete all objects under a path that the selectors name, in one request."""
+        query = _query(labelSelector=label_selector, fieldSelector=field_selector)
+        try:
+            await self._call("DELETE", path, {"propagationPolicy": "Background"}, query=query, idempotent=True)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+
     # -- streams
 
     async def watch(

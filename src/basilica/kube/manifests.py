@@ -45,12 +45,11 @@ def _operator_rules() -> list[Json]:
         _rule(GROUP, [f"{PLURAL}/status"], ("patch",)),
         _rule("", ["configmaps"], ("get", "list", *WRITE)),  # what deleted runs used, and directories that were sent
         _rule("", ["secrets"], ("get", *WRITE)),  # variables and results of runs
-        _rule("", ["events"], ("create", "list", "patch")),  # listed: why a Job gets no pods
-        _rule("", ["pods"], (*READ, "patch", "delete")),
+        _rule("", ["events"], ("create", "patch")),
+        _rule("", ["pods"], (*READ, *WRITE, "deletecollection")),  # ranks
         _rule("", ["services"], (*READ, *WRITE)),
         _rule("", ["serviceaccounts"], ("get", *WRITE)),
         _rule("", ["nodes"], READ),
-        _rule("batch", ["jobs"], (*READ, *WRITE)),
         _rule("apps", ["deployments"], ("get", *WRITE)),
         _rule("networking.k8s.io", ["networkpolicies"], ("get", *WRITE)),
     ]
@@ -71,7 +70,6 @@ def _api_rules() -> list[Json]:
         _rule("", ["pods/log"], ("get",)),
         _rule("", ["pods/exec"], ("get", "create")),  # what a WebSocket asks for, and since 1.35 has to be allowed
         _rule("", ["services", "nodes"], READ),
-        _rule("batch", ["jobs"], READ),
     ]
 
 

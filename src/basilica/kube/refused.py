@@ -38,13 +38,13 @@ def refusals_of(job_name: str) -> str:
 def last_refusal(events: Iterable[Mapping[str, Any]]) -> str:
     """What Kubernetes last had against a pod; empty if it had nothing."""
     last = max(events, key=_time, default=None)
-    return "" if last is None else _without_name(str(last.get("message") or ""))
+    return "" if last is None else without_pod_name(str(last.get("message") or ""))
 
 
 def _time(event: Mapping[str, Any]) -> str:
     return str(event.get("lastTimestamp") or event.get("eventTime") or "")
 
 
-def _without_name(message: str) -> str:
+def without_pod_name(message: str) -> str:
     """Without the name of the pod, which is another one each time."""
     return message.removeprefix("Error creating: ").partition(" is forbidden: ")[2] or message

@@ -1,6 +1,6 @@
-"""The manifest of a gang: one Indexed Job, whose completion index is the rank.
+"""The manifests of a gang: one Indexed Job, whose completion index is the rank, or a pod for each rank without a Job.
 
-The one place that writes it. What is not given is left out, so that the cluster's own defaults hold. Pure: nothing is
+The one place that writes them. What is not given is left out, so that the cluster's own defaults hold. Pure: nothing is
 drawn, read or asked here.
 """
 
@@ -63,13 +63,7 @@ class Gang:
 
 def indexed_job(gang: Gang) -> Json:
     """The Job of a gang, all ranks at once: `completions` and `parallelism` are the size, and change together."""
-    longest = f"{gang.name}-{gang.size - 1}"
-    if len(longest) > HOSTNAME_MAX:
-        over = len(longest) - HOSTNAME_MAX
-        raise ValueError(
-            f"the name {gang.name!r} is {over} characters too long: {longest!r}, the host name of the last rank, "
-            f"may have {HOSTNAME_MAX}"
-        )
+    _check_host_names(gang)
     metadata: Json = {"name": gang.name, "namespace": gang.namespace, "labels": {**gang.labels, **gang.job_labels}}
     if gang.owner is not None:
         metadata["ownerReferences"] = [dict(gang.owner)]
@@ -81,6 +75,26 @@ def indexed_job(gang: Gang) -> Json:
         "template": {"metadata": _pod_metadata(gang), "spec": _pod_spec(gang)},
     }
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
+
+
+def rank_pod(gang: Gang, rank: int, name: str) -> Json:
+    """The pod of one rank. Its host name is the one that an Indexed Job of the gang's name would give it."""
+    _check_host_names(gang)
+    metadata: Json = {"name": name, "namespace": gang.namespace, **_pod_metadata(gang)}
+    if gang.owner is not None:
+        metadata["ownerReferences"] = [dict(gang.owner)]
+    spec = {"hostname": f"{gang.name}-{rank}", **_pod_spec(gang, rank)}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def _check_host_names(gang: Gang) -> None:
+    longest = f"{gang.name}-{gang.size - 1}"
+    if len(longest) > HOSTNAME_MAX:
+        over = len(longest) - HOSTNAME_MAX
+        raise ValueError(
+            f"the name {gang.name!r} is {over} characters too long: {longest!r}, the host name of the last rank, "
+            f"may have {HOSTNAME_MAX}"
+        )
 
 
 def gpu_placement(
@@ -116,8 +130,8 @@ def _pod_metadata(gang: Gang) -> Json:
     return found
 
 
-def _pod_spec(gang: Gang) -> Json:
-    spec: Json = {"restartPolicy": gang.restart_policy, "containers": [_container(gang.container)]}
+def _pod_spec(gang: Gang, rank: int | None = None) -> Json:
+    spec: Json = {"restartPolicy": gang.restart_policy, "containers": [_container(gang.container, rank)]}
     if gang.placement.node_selector:
         spec["nodeSelector"] = dict(gang.placement.node_selector)
     if gang.placement.tolerations:
@@ -129,14 +143,15 @@ def _pod_spec(gang: Gang) -> Json:
     return {**spec, **gang.pod}
 
 
-def _container(container: Container) -> Json:
+def _container(container: Container, rank: int | None) -> Json:
+    """`rank`: None in a template, whose pods read it from what their Job notes on them."""
     found: Json = {"name": container.name, "image": container.image}
     if container.command:
         found["command"] = list(container.command)
     env: list[Json] = []
     if container.rank_env is not None:
-        source = {"fieldRef": {"fieldPath": f"metadata.annotations['{COMPLETION_INDEX}']"}}
-        env.append({"name": container.rank_env, "valueFrom": source})
+        noted = {"valueFrom": {"fieldRef": {"fieldPath": f"metadata.annotations['{COMPLETION_INDEX}']"}}}
+        env.append({"name": container.rank_env, **(noted if rank is None else {"value": str(rank)})})
     env += [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in container.fields.items()]
     env += [{"name": name, "value": literal(value)} for name, value in container.env.items()]
     if env:

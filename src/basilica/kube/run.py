@@ -1,6 +1,6 @@
 """Everything that one run has on a cluster, as manifests. Pure.
 
-A Job whose completion index is the rank, the Service that gives ranks their names, the rendezvous with its own address,
+A pod for each rank, the Service that gives ranks their names, the rendezvous with its own address,
 two network policies, an account without rights, and a Secret for what must not be read in a manifest.
 """
 
@@ -14,20 +14,22 @@ from typing import Any
 from basilica.core.deployment import Owner
 from basilica.core.spec import DeploymentSpec, Shell
 from basilica.kube import archives, reach
-from basilica.kube.render import QUEUE_NAME, Container, Gang, Json, indexed_job, literal
+from basilica.kube.render import QUEUE_NAME, Container, Gang, Json, literal, rank_pod
 from basilica.kube.userdeployment import API_VERSION, GROUP, INSTANCE_LABEL, KIND
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
 ROLE = f"{GROUP}/role"
 WORKER, RENDEZVOUS, BENCH = "worker", "rendezvous", "bench"
 POD_FINALIZER = f"{GROUP}/exit"  # held until the exit of the rank in the pod is recorded
+RANK = f"{GROUP}/rank"  # an annotation: Kueue takes pods with other labels for pods of another kind
+POD_GROUP, POD_GROUP_SIZE = "kueue.x-k8s.io/pod-group-name", "kueue.x-k8s.io/pod-group-total-count"
+POD_GROUP_RETRIABLE = "kueue.x-k8s.io/retriable-in-group"
 PROVIDER, REGION, GPU_MODEL = f"{GROUP}/provider", "topology.kubernetes.io/region", f"{GROUP}/gpu-model"
 GPU_PRODUCT, GPU_MEMORY, GPUS = "nvidia.com/gpu.product", "nvidia.com/gpu.memory", "nvidia.com/gpu"
 HOSTNAME = "kubernetes.io/hostname"
 RENDEZVOUS_PORT, MASTER_PORT = 2379, 29500
 SERVICE_NAME_MAX = 63
 OF_THE_RANK_ALONE = ("PATH", "PYTHONHOME")  # our entrypoint is found and started as the image says
-FOR_EVER = (1 << 31) - 1
 MIB_PER_GB = 10**9 / (1 << 20)
 TELL_SECONDS = 10  # for a rank that was ended to be recorded
 GATE_SECONDS = 3600  # ranks wait for the control plane's word, which comes once enough of them are placed
@@ -66,6 +68,14 @@ class Settings:
     node_seconds: int = 30
     archive_bytes: int = 16 << 20
     env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PodGroup:
+    """Pods that Kueue admits together: `size` of them, no more and no less."""
+
+    name: str
+    size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,10 +120,20 @@ class RunObjects:
             "worker_policy": f"{policies}/{name}",
             "rendezvous": f"/apis/apps/v1/namespaces/{self.namespace}/deployments/{self.rendezvous}",
             "rendezvous_service": f"{core}/services/{self.rendezvous}",
-            "job": f"/apis/batch/v1/namespaces/{self.namespace}/jobs/{name}",
-            "bench": f"/apis/batch/v1/namespaces/{self.namespace}/jobs/{self.bench}",
             "kept": f"{core}/secrets/{self.kept}",
         }
+
+    @property
+    def pods_path(self) -> str:
+        return f"/api/v1/namespaces/{self.namespace}/pods"
+
+    def pod_name(self, rank: int, incarnation: int) -> str:
+        """The same name for the same pod, whoever makes it: the second one to try finds it there."""
+        return f"{self.instance}-{rank}-{incarnation}"
+
+    def selector(self, *roles: str) -> str:
+        """A label selector for the pods of this run in these roles."""
+        return f"{MANAGED_BY}=basilica,{INSTANCE_LABEL}={self.instance},{ROLE} in ({','.join(roles)})"
 
     def labels(self, role: str) -> dict[str, str]:
         return {MANAGED_BY: "basilica", INSTANCE_LABEL: self.instance, ROLE: role}
@@ -132,7 +152,7 @@ class RunObjects:
     # ---- what stands around the gang
 
     def surroundings(self) -> dict[str, Json]:
-        """All but the Job and the rendezvous' Service, by the names of `paths`."""
+        """All but the pods and the rendezvous' Service, by the names of `paths`."""
         found = {
             "account": self._account(),
             "names": self._names(),
@@ -229,31 +249,32 @@ class RunObjects:
         encoded = {name: base64.b64encode(value).decode() for name, value in data.items()}
         return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": encoded}
 
-    def job(self, size: int, endpoint: str, *, archive_parts: int = 0) -> Json:
-        """The gang, whose ranks find their rendezvous at `endpoint`. Kubernetes places it; all else is ours to do.
+    def worker_pod(
+        self, rank: int, incarnation: int, endpoint: str, *, archive_parts: int = 0, group: PodGroup | None = None
+    ) -> Json:
+        """The pod of a rank, which finds its rendezvous at `endpoint`. Kubernetes places it; all else is ours to do.
 
-        No number of lost pods makes it fail, and a pod that hangs on a lost node does not keep its successor waiting.
-        `archive_parts`: of the directory that was sent for it; 0 if that is not there, which its ranks then tell.
+        `archive_parts`: of the directory that was sent for the run; 0 if that is not there, which its ranks then tell.
+        `group`: with whom Kueue admits it, where there is a queue.
         """
-        job: Json = {"backoffLimitPerIndex": FOR_EVER, "podReplacementPolicy": "TerminatingOrFailed"}
-        if self.settings.queue is not None:
-            job["suspend"] = True  # until the queue admits all of it
-        return indexed_job(
-            Gang(
-                name=self.instance,
-                namespace=self.namespace,
-                size=size,
-                container=self._worker(endpoint, archive_parts),
-                labels=self.labels(WORKER),
-                job_labels={} if self.settings.queue is None else {QUEUE_NAME: self.settings.queue},
-                pod_finalizers=(POD_FINALIZER,) if self.settings.holds_pods else (),
-                owner=self._owner_reference(),
-                job=job,
-                pod=self._worker_pod(archive_parts),
-            )
+        labels, annotations = self.labels(WORKER), {RANK: str(rank)}
+        if self.settings.queue is not None and group is not None:
+            labels |= {QUEUE_NAME: self.settings.queue, POD_GROUP: group.name}
+            annotations[POD_GROUP_SIZE] = str(group.size)
+        gang = Gang(
+            name=self.instance,
+            namespace=self.namespace,
+            size=max(self.spec.world.max, rank + 1),
+            container=self._worker(endpoint, archive_parts),
+            labels=labels,
+            pod_annotations=annotations,
+            pod_finalizers=(POD_FINALIZER,) if self.settings.holds_pods else (),
+            owner=self._owner_reference(),
+            pod=self._worker_pod(archive_parts),
         )
+        return rank_pod(gang, rank, self.pod_name(rank, incarnation))
 
-    def bench_job(self, nodes: Sequence[str], endpoint: str, *, strict: bool) -> Json:
+    def bench_pods(self, nodes: Sequence[str], endpoint: str, *, strict: bool) -> list[Json]:
         """Two probes that meet through the run's rendezvous, on the nodes of its ranks, without a GPU or a retry."""
         at_home = {"matchExpressions": [{"key": HOSTNAME, "operator": "In", "values": list(nodes)}]}
         affinity: Json = {
@@ -279,18 +300,23 @@ class RunObjects:
             requests={"cpu": "100m", "memory": "256Mi"},
             more={"securityContext": _CONTAINER_SECURITY},
         )
-        return indexed_job(
-            Gang(
-                name=self.bench,
-                namespace=self.namespace,
-                size=2,
-                container=container,
-                labels=self.labels(BENCH),
-                owner=self._owner_reference(),
-                job={"backoffLimit": 0},
-                pod={**self._pod(), "affinity": affinity},
+        return [
+            rank_pod(
+                Gang(
+                    name=self.bench,
+                    namespace=self.namespace,
+                    size=2,
+                    container=container,
+                    labels=self.labels(BENCH),
+                    pod_annotations={RANK: str(rank)},
+                    owner=self._owner_reference(),
+                    pod={**self._pod(), "affinity": affinity},
+                ),
+                rank,
+                f"{self.bench}-{rank}",
             )
-        )
+            for rank in range(2)
+        ]
 
     @property
     def _carries(self) -> bool:

@@ -1,23 +1,25 @@
-"""The cluster as the runtime needs it: Jobs, pods, addresses and nodes in a mirror, and the few writes of a run."""
+"""The cluster as the runtime needs it: pods, addresses and nodes in a mirror, and the writes of a run."""
 
 import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
+from enum import Enum
 from typing import Any
 
 from basilica.core.errors import RuntimeUnavailable
 from basilica.kube.api import ApiError, KubeApi
 from basilica.kube.informer import Informer
-from basilica.kube.refused import last_refusal, refusals_of
 from basilica.kube.run import (
     BENCH,
     MANAGED_BY,
     POD_FINALIZER,
+    POD_GROUP_RETRIABLE,
     RENDEZVOUS,
     RENDEZVOUS_PORT,
     ROLE,
     WORKER,
+    PodGroup,
     RunObjects,
     Settings,
 )
@@ -33,27 +35,42 @@ log = logging.getLogger(__name__)
 
 FORGET_UID_AFTER_S = 30.0
 HELD_AT_MOST_S = 120.0
-CLOSING_DEADLINE_S = 1  # of a Job that is to be over; what runs in spite of that is ended with it
+UNKNOWN_FOR_S = 10.0  # within which the runs that there are have been looked at
+NOT_OVER = "status.phase!=Succeeded,status.phase!=Failed"
+
+
+class Keeper(Enum):
+    """Who sees to it that the pods of a run are let go of."""
+
+    NOBODY = "nobody"  # this process only reads
+    PLAN = "plan"  # the plan for the run's pods
+    UNKNOWN = "unknown"  # the run has not been looked at: it may be gone
+    OVER = "over"  # nothing of the run is to be recorded any more
 
 
 class Cluster:
-    """`changed` is called with the instance of each run of which something changed."""
+    """`changed` is called with the instance of each run of which something changed; `keeper` says who lets pods go."""
 
-    def __init__(self, api: KubeApi, settings: Settings, changed: Callable[[str], None]) -> None:
-        self._api, self._settings, self._changed = api, settings, changed
+    def __init__(
+        self,
+        api: KubeApi,
+        settings: Settings,
+        changed: Callable[[str], None],
+        keeper: Callable[[str], Keeper],
+    ) -> None:
+        self._api, self._settings, self._changed, self._keeper = api, settings, changed, keeper
         self.archives = ClusterArchives(api, settings.archive_bytes)
         ours = f"{MANAGED_BY}=basilica,{ROLE}"
-        gangs = f"{ours} in ({WORKER},{BENCH})"
-        self._pods = Informer(api, "/api/v1/pods", label_selector=gangs, on_change=self._pod_changed)
-        self._jobs = Informer(api, "/apis/batch/v1/jobs", label_selector=gangs, on_change=self._changed_of)
+        roles = f"{ours} in ({WORKER},{BENCH},{RENDEZVOUS})"
+        self._pods = Informer(api, "/api/v1/pods", label_selector=roles, on_change=self._pod_changed)
         self._services = Informer(
             api, "/api/v1/services", label_selector=f"{ours}={RENDEZVOUS}", on_change=self._changed_of
         )
         self._nodes = Informer(api, "/api/v1/nodes", on_change=self._node_changed)
         self._facts: dict[str, dict[str, PodFacts]] = {}  # by instance, then uid
         self._probes: dict[str, dict[str, PodFacts]] = {}
+        self._rendezvous: dict[str, set[str]] = {}  # uids of the pods of rendezvous, by instance
         self._gone: dict[str, set[str]] = {}
-        self._complaints: dict[str, str] = {}
         self._unseen: dict[str, float] = {}  # uids that a record names and no look has shown, since when
         self._held: set[str] = set()  # uids of deleted pods that are let go of after a while, whatever happens
         self._tasks: set[asyncio.Task[None]] = set()
@@ -68,7 +85,7 @@ class Cluster:
         await asyncio.gather(*(informer.close() for informer in self._informers()))
 
     def _informers(self) -> tuple[Informer, ...]:
-        return self._nodes, self._services, self._jobs, self._pods
+        return self._nodes, self._services, self._pods
 
     # ---- looking ---------------------------------------------------------------------------------------------------
 
@@ -96,16 +113,13 @@ class Cluster:
                 found.add(uid)
         return found
 
-    def complaint(self, instance: str) -> str:
-        """What Kubernetes last had against pods of the run, as far as somebody asked."""
-        return self._complaints.get(instance, "")
+    def bench(self, run: Run) -> Collection[PodFacts]:
+        """The pods of the bench probe, if there is one."""
+        return self._probes.get(run.instance, {}).values()
 
-    def job(self, run: Run) -> Json | None:
-        return self._jobs.get(run.namespace, run.instance)
-
-    def bench(self, run: Run) -> tuple[Json | None, Collection[PodFacts]]:
-        """The Job of the bench probe, if there is one, and its pods."""
-        return self._jobs.get(run.namespace, self.objects(run).bench), self._probes.get(run.instance, {}).values()
+    def has_rendezvous_pod(self, run: Run) -> bool:
+        """Whether a pod was made for the rendezvous, wherever it may be."""
+        return run.instance in self._rendezvous
 
     def endpoint(self, run: Run) -> str | None:
         """Where the run's rendezvous is; None if it has none."""
@@ -132,6 +146,9 @@ class Cluster:
         metadata = pod["metadata"]
         labels = metadata.get("labels") or {}
         instance = labels.get(INSTANCE_LABEL, "")
+        if labels.get(ROLE) == RENDEZVOUS:
+            self._rendezvous_changed(pod, instance)
+            return
         facts = pod_facts(pod, POD_FINALIZER)
         known = (self._probes if labels.get(ROLE) == BENCH else self._facts).setdefault(instance, {})
         if facts is not None and self._pods.get(metadata["namespace"], metadata["name"]) is not None:
@@ -142,25 +159,51 @@ class Cluster:
         if not known:
             (self._probes if labels.get(ROLE) == BENCH else self._facts).pop(instance, None)
             asyncio.get_running_loop().call_later(FORGET_UID_AFTER_S, self._forget_gone, instance)
-        if facts is not None and facts.deleting and facts.held and facts.uid not in self._held:
-            self._held.add(facts.uid)
-            loop = asyncio.get_running_loop()
-            loop.call_later(HELD_AT_MOST_S, self._let_go, metadata["namespace"], instance, facts.uid)
+        if facts is not None:
+            self._hold(metadata["namespace"], instance, facts)
         self._changed(instance)
+
+    def _rendezvous_changed(self, pod: Json, instance: str) -> None:
+        metadata, known = pod["metadata"], self._rendezvous.setdefault(instance, set())
+        before = bool(known)
+        if self._pods.get(metadata["namespace"], metadata["name"]) is not None:
+            known.add(metadata["uid"])
+        else:
+            known.discard(metadata["uid"])
+        if not known:
+            del self._rendezvous[instance]
+        if bool(known) != before:
+            self._changed(instance)
 
     def _forget_gone(self, instance: str) -> None:
         """Pods that are gone are only asked for soon after; a run that has none any more keeps nothing here."""
         if instance not in self._facts:
             self._gone.pop(instance, None)
 
+    def _hold(self, namespace: str, instance: str, pod: PodFacts) -> None:
+        """See to it that a pod that is being deleted is let go of, whoever else forgets it."""
+        keeper = self._keeper(instance)
+        if not (pod.deleting and pod.held) or pod.uid in self._held or keeper is Keeper.NOBODY:
+            return
+        self._held.add(pod.uid)
+        delay = {Keeper.OVER: 0.0, Keeper.UNKNOWN: UNKNOWN_FOR_S}.get(keeper, HELD_AT_MOST_S)
+        asyncio.get_running_loop().call_later(delay, self._let_go, namespace, instance, pod.uid)
+
+    def let_go(self, run: Run) -> None:
+        """Nothing of the run is to be recorded any more."""
+        for pod in tuple(self.pods(run.instance)):
+            self._held.discard(pod.uid)
+            self._hold(run.namespace, run.instance, pod)
+
     def _let_go(self, namespace: str, instance: str, uid: str) -> None:
         """A pod whose run is gone is asked for by nobody; it must not keep its namespace for ever."""
         self._held.discard(uid)
         pod = self._facts.get(instance, {}).get(uid)
-        if pod is not None and pod.held:
-            task = asyncio.get_running_loop().create_task(self._release_quietly(namespace, instance, pod))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        if pod is None or not pod.held or (pod.state == "running" and self._keeper(instance) is not Keeper.PLAN):
+            return
+        task = asyncio.get_running_loop().create_task(self._release_quietly(namespace, instance, pod))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _release_quietly(self, namespace: str, instance: str, pod: PodFacts) -> None:
         try:
@@ -185,26 +228,11 @@ class Cluster:
 
     # ---- writing ---------------------------------------------------------------------------------------------------
 
-    async def make(self, run: Run, size: int) -> None:
-        """All that the run needs, the Job last; what is there already stays as it is, but has the size."""
-        job = self.job(run)
-        if job is not None and self.endpoint(run) is not None:
-            if size > _size(job):
-                await self.resize(run, size)
-            return
-        endpoint = await self.make_rendezvous(run)
-        if job is None:
-            archive = run.spec.archive
-            parts = 0 if archive is None else await self.archives.parts(run.namespace, archive)
-            with refusals(f"cannot make the Job of {run.instance}"):
-                objects = self.objects(run)
-                await self._create_job(objects.job(size, endpoint, archive_parts=parts), objects.paths()["job"])
-
     async def make_rendezvous(self, run: Run) -> str:
-        """All but the Job; where the rendezvous will be."""
+        """All but the pods; where the rendezvous will be."""
         objects, paths = self.objects(run), self.objects(run).paths()
-        job = self.job(run)
-        address = None if job is None else _address(job)
+        known = [pod.rendezvous for pod in self.pods(run.instance) if pod.rendezvous and not pod.over]
+        address = _address(known[0]) if known else None
         with refusals(f"cannot make what {run.instance} needs"):
             service = await self._api.apply(
                 paths["rendezvous_service"], objects.rendezvous_service(address), force=True
@@ -217,63 +245,70 @@ class Cluster:
             raise RuntimeUnavailable(f"the rendezvous of {run.instance} was given no address")
         return endpoint
 
-    async def _create_job(self, job: Json, path: str) -> None:
+    async def archive_parts(self, run: Run) -> int:
+        """How many parts the directory has that was sent for the run; 0 if it is not there."""
+        archive = run.spec.archive
+        return 0 if archive is None else await self.archives.parts(run.namespace, archive)
+
+    async def make_pod(
+        self, run: Run, rank: int, incarnation: int, endpoint: str, *, archive_parts: int, group: PodGroup | None
+    ) -> str:
+        """Make the pod of a rank, unless it is there; its uid. `ApiError` if Kubernetes refuses it."""
+        body = self.objects(run).worker_pod(rank, incarnation, endpoint, archive_parts=archive_parts, group=group)
+        return await self._create_pod(self.objects(run).pods_path, body)
+
+    async def _create_pod(self, path: str, body: Json) -> str:
         try:
-            self._jobs.learn(await self._api.create(path.rpartition("/")[0], job))
+            pod = await self._api.create(path, body)
         except ApiError as error:
             if error.status != 409:
                 raise
-            self._jobs.learn(await self._api.get(path))
+            pod = await self._api.get(f"{path}/{body['metadata']['name']}")
+        self._pods.learn(pod)
+        known = self._pods.get(pod["metadata"]["namespace"], pod["metadata"]["name"])
+        if known is not None:
+            self._pod_changed(known)
+        return str(pod["metadata"]["uid"])
 
-    async def resize(self, run: Run, size: int) -> None:
-        """Give the Job this many ranks. One that has finished would take it and do nothing: it is replaced."""
-        path = self.objects(run).paths()["job"]
-        with refusals(f"cannot resize {run.instance}"):
-            job = await self._api.merge_patch(path, {"spec": {"completions": size, "parallelism": size}})
-            self._jobs.learn(job)
-            if is_finished(job):
-                await self._api.delete(path, uid=job["metadata"]["uid"])
-                raise RuntimeUnavailable(f"the Job of {run.instance} was over; another takes its place")
+    async def delete_pod(self, run: Run, pod: PodFacts) -> None:
+        """Delete this pod, and no other one of its name."""
+        with refusals(f"cannot delete {pod.name}"):
+            try:
+                await self._api.delete(f"{self.objects(run).pods_path}/{pod.name}", uid=pod.uid)
+            except ApiError as error:
+                if error.status != 409:
+                    raise
 
-    async def suspend(self, run: Run, suspended: bool) -> None:
-        with refusals(f"cannot suspend or resume {run.instance}"):
-            path = self.objects(run).paths()["job"]
-            self._jobs.learn(await self._api.merge_patch(path, {"spec": {"suspend": suspended}}))
-
-    async def close_job(self, run: Run) -> None:
-        """Have the Job make no pod any more, and end what is left. Pods that have ended stay, with their logs.
-
-        One whose ranks have all done their work is over by itself.
-        """
-        job = self.job(run)
-        if job is None or is_finished(job) or job["spec"].get("activeDeadlineSeconds") is not None:
+    async def end_pods(self, run: Run) -> None:
+        """Delete all pods of ranks that are not over. Those that are stay, with their logs."""
+        if all(pod.phase in ("Succeeded", "Failed") or pod.deleting for pod in self.pods(run.instance)):
             return
-        done = {pod.rank for pod in self.pods(run.instance) if pod.state == "terminated" and pod.exit_code == 0}
-        if done >= set(range(_size(job))):
-            return
-        with refusals(f"cannot end the Job of {run.instance}"):
-            path = self.objects(run).paths()["job"]
-            body = {"spec": {"activeDeadlineSeconds": CLOSING_DEADLINE_S}}
-            self._jobs.learn(await self._api.merge_patch(path, body))
+        objects = self.objects(run)
+        with refusals(f"cannot end the pods of {run.instance}"):
+            await self._api.delete_collection(
+                objects.pods_path, label_selector=objects.selector(WORKER), field_selector=NOT_OVER
+            )
+
+    async def close_group(self, run: Run, pod: PodFacts) -> None:
+        """Have Kueue know that nothing comes in this pod's place."""
+        body = {"metadata": {"annotations": {POD_GROUP_RETRIABLE: "false"}}}
+        with refusals(f"cannot close the group of {pod.name}"):
+            try:
+                await self._api.merge_patch(f"{self.objects(run).pods_path}/{pod.name}", body)
+            except ApiError as error:
+                if error.status != 404:
+                    raise
 
     async def make_bench(self, run: Run, nodes: Sequence[str], endpoint: str, *, strict: bool) -> None:
         objects = self.objects(run)
         with refusals(f"cannot start the bench probe of {run.instance}"):
-            await self._create_job(objects.bench_job(nodes, endpoint, strict=strict), objects.paths()["bench"])
+            pods = objects.bench_pods(nodes, endpoint, strict=strict)
+            await asyncio.gather(*(self._create_pod(objects.pods_path, body) for body in pods))
 
     async def end_bench(self, run: Run) -> None:
+        objects = self.objects(run)
         with refusals(f"cannot end the bench probe of {run.instance}"):
-            await self._api.delete(self.objects(run).paths()["bench"])
-
-    async def ask_for_complaints(self, run: Run) -> None:
-        """Why the Job gets no pods: a quota, a policy. Only events tell, and those are too many to be watched."""
-        events = f"/api/v1/namespaces/{run.namespace}/events"
-        with refusals(f"cannot read what was said of the Job of {run.instance}"):
-            found, _ = await self._api.list(events, field_selector=refusals_of(run.instance))
-        self._complaints[run.instance] = last_refusal(found)
-
-    def forget_complaints(self, instance: str) -> None:
-        self._complaints.pop(instance, None)
+            await self._api.delete_collection(objects.pods_path, label_selector=objects.selector(BENCH))
 
     async def end_rendezvous(self, run: Run) -> None:
         paths = self.objects(run).paths()
@@ -288,20 +323,11 @@ class Cluster:
             await self._api.remove_finalizer(path, pod.uid, POD_FINALIZER)
 
     async def remove(self, run: Run) -> None:
-        """Everything of the run; pods go with their Job."""
-        paths = self.objects(run).paths().values()
-        await asyncio.gather(*(self.release(run.namespace, pod) for pod in list(self.pods(run.instance)) if pod.held))
+        """Everything of the run, but for finalizers of pods."""
+        objects = self.objects(run)
         with refusals(f"cannot remove what is kept of {run.instance}"):
-            await asyncio.gather(*(self._api.delete(path) for path in paths))
-
-
-def is_finished(job: Json) -> bool:
-    conditions = (job.get("status") or {}).get("conditions") or ()
-    return any(each["type"] in ("Complete", "Failed") and each["status"] == "True" for each in conditions)
-
-
-def _size(job: Json) -> int:
-    return int(job["spec"].get("completions") or 0)
+            await self._api.delete_collection(objects.pods_path, label_selector=objects.selector(WORKER, BENCH))
+            await asyncio.gather(*(self._api.delete(path) for path in objects.paths().values()))
 
 
 def _endpoint(address: str | None) -> str | None:
@@ -310,8 +336,6 @@ def _endpoint(address: str | None) -> str | None:
     return f"[{address}]:{RENDEZVOUS_PORT}" if ":" in str(address) else f"{address}:{RENDEZVOUS_PORT}"
 
 
-def _address(job: Json) -> str | None:
-    """The address of the rendezvous that the ranks of this Job know."""
-    env = job["spec"]["template"]["spec"]["containers"][0].get("env") or ()
-    found = next((each["value"] for each in env if each["name"] == "BASILICA_RDZV_ENDPOINT"), "")
-    return str(found).rpartition(":")[0].strip("[]") or None
+def _address(endpoint: str) -> str | None:
+    """The address in an endpoint."""
+    return endpoint.rpartition(":")[0].strip("[]") or None

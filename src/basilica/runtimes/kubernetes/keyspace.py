@@ -161,17 +161,21 @@ class RunKeys:
 
     async def stop(self, orders: Mapping[int, Order]) -> None:
         """Have these end. What nobody has claimed never will be: it is claimed for nobody."""
-        unclaimed: list[tuple[int, int]] = []
+        changed: dict[int, Order] = {}
         for rank, order in orders.items():
             known = self.orders.get(rank)
-            if known is None or known.attempt <= order.attempt:
-                self._pending.pop(rank, None)
-                grace = order.grace if known is None or known.run else min(order.grace, known.grace)
-                wanted = Order(attempt=order.attempt, run=False, grace=grace, leave=order.leave)
-                if wanted != self._orders.get(rank):
-                    await self._do(must(self._keys.put(order_key(rank), wanted.dump())))
-            if (rank, order.attempt) not in self.records:
-                unclaimed.append((rank, order.attempt))
+            if known is not None and known.attempt > order.attempt:
+                continue
+            self._pending.pop(rank, None)
+            grace = order.grace if known is None or known.run else min(order.grace, known.grace)
+            wanted = Order(attempt=order.attempt, run=False, grace=grace, leave=order.leave)
+            if wanted != self._orders.get(rank):
+                changed[rank] = self._pending[rank] = wanted  # whoever looks meanwhile must not take it for running
+        for rank, order in changed.items():
+            await self._do(must(self._keys.put(order_key(rank), order.dump())))
+        unclaimed = [
+            (rank, order.attempt) for rank, order in orders.items() if (rank, order.attempt) not in self.records
+        ]
         for rank, attempt in unclaimed:
             await self._do(self._bury(rank, attempt))
 

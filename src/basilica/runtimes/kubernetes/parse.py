@@ -1,25 +1,32 @@
 """From pods, nodes, orders and records to ranks as they are. Pure.
 
 Records are the ranks' own word and come first. Where one is silent the container's status speaks, and where that is
-silent the node's. Nothing here looks at the Job: its counts and conditions come late, and decide nothing.
+silent the node's.
 """
 
 import json
 import signal
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal
 
 from basilica.core.seen import Ended, SeenRank, Sight
-from basilica.kube.render import COMPLETION_INDEX
-from basilica.kube.run import PROVIDER, REGION, WORKER_CONTAINER
+from basilica.kube.run import (
+    POD_GROUP,
+    POD_GROUP_RETRIABLE,
+    POD_GROUP_SIZE,
+    PROVIDER,
+    RANK,
+    REGION,
+    WORKER_CONTAINER,
+    PodGroup,
+)
 from basilica.rendezvous.orders import AttemptRecord, Order, load_record
 
 Json = dict[str, Any]
 
 ENDED_ATTEMPTS_SHOWN = 4
-JOB_TRACKING = "batch.kubernetes.io/job-tracking"
 TERMINATED = "Terminated"  # by the platform; what exactly is on the pod's conditions
 _DISRUPTIONS = {
     "EvictionByEvictionAPI": "Evicted",
@@ -38,7 +45,9 @@ _TAIL_LINES, _TAIL_CHARS = 20, 500
 class PodFacts:
     """What counts of one pod of a gang. `disruption`: in our word, if the platform ended it.
 
-    `counted_on`: the Job has yet to replace or forget it; one that failed makes it wait before it makes another.
+    `incarnation` counts the pods of a rank. `rendezvous`: the endpoint that its entrypoint knows. `gated`: something
+    other than the scheduler, such as a queue, has yet to admit it. `group`: with whom Kueue admits it; `group_closed`:
+    that group waits for no pod in its place.
     """
 
     name: str
@@ -49,7 +58,11 @@ class PodFacts:
     phase: str = "Pending"
     deleting: bool = False
     held: bool = False
-    counted_on: bool = False
+    incarnation: int = 0
+    rendezvous: str = ""
+    gated: bool = False
+    group: PodGroup | None = None
+    group_closed: bool = False
     state: Literal["", "waiting", "running", "terminated"] = ""
     reason: str = ""
     message: str = ""
@@ -65,8 +78,13 @@ class PodFacts:
 
     @property
     def deletable(self) -> bool:
-        """It has begun, and for Kubernetes it is not over yet: a Job that wants it no more deletes it with its log."""
+        """It has begun, and for Kubernetes it is not over yet: whoever deletes it now deletes its log."""
         return self.state in ("running", "terminated") and self.phase not in ("Succeeded", "Failed")
+
+
+def by_age(pod: PodFacts) -> tuple[str, int]:
+    """The order in which pods of a rank were made; the cluster notes seconds only."""
+    return pod.created, pod.incarnation
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +99,9 @@ class NodeFacts:
 def pod_facts(pod: Json, finalizer: str) -> PodFacts | None:
     """None for a pod without a rank. `finalizer`: by which we hold pods."""
     metadata, status = pod["metadata"], pod.get("status") or {}
-    index = (metadata.get("annotations") or {}).get(COMPLETION_INDEX, "")
-    if not index.isdecimal():
+    annotations = metadata.get("annotations") or {}
+    rank, incarnation = annotations.get(RANK, ""), metadata["name"].rpartition("-")[2]
+    if not rank.isdecimal():
         return None
     conditions = {each["type"]: each for each in status.get("conditions") or ()}
     statuses = [each for each in status.get("containerStatuses") or () if each["name"] == WORKER_CONTAINER]
@@ -93,13 +112,17 @@ def pod_facts(pod: Json, finalizer: str) -> PodFacts | None:
     return PodFacts(
         name=metadata["name"],
         uid=metadata["uid"],
-        rank=int(index),
+        rank=int(rank),
         created=metadata.get("creationTimestamp", ""),
         node=pod["spec"].get("nodeName", ""),
         phase=status.get("phase", "Pending"),
         deleting="deletionTimestamp" in metadata,
         held=finalizer in (metadata.get("finalizers") or ()),
-        counted_on=JOB_TRACKING in (metadata.get("finalizers") or ()),
+        incarnation=int(incarnation) if incarnation.isdecimal() else 0,
+        rendezvous=_rendezvous(pod),
+        gated=placed.get("reason") == "SchedulingGated",
+        group=_group(metadata),
+        group_closed=annotations.get(POD_GROUP_RETRIABLE) == "false",
         state=kind,
         reason=str(about.get("reason") or ""),
         message=str(about.get("message") or ""),
@@ -108,6 +131,18 @@ def pod_facts(pod: Json, finalizer: str) -> PodFacts | None:
         disruption=_disruption(status, conditions),
         unschedulable=str(placed.get("message") or "") if placed.get("status") == "False" else "",
     )
+
+
+def _rendezvous(pod: Json) -> str:
+    containers = [each for each in pod["spec"].get("containers") or () if each["name"] == WORKER_CONTAINER]
+    env = (containers[0].get("env") or ()) if containers else ()
+    return str(next((each.get("value") for each in env if each["name"] == "BASILICA_RDZV_ENDPOINT"), None) or "")
+
+
+def _group(metadata: Json) -> PodGroup | None:
+    name = (metadata.get("labels") or {}).get(POD_GROUP, "")
+    size = (metadata.get("annotations") or {}).get(POD_GROUP_SIZE, "")
+    return PodGroup(name, int(size)) if name and size.isdecimal() else None
 
 
 def node_facts(node: Json, before: NodeFacts | None, now: float) -> NodeFacts:
@@ -158,6 +193,8 @@ class Gang:
     gpus: int = 0
     lost_after: float = 30.0
     waiting_for: str = "a pod"
+    held_back: Mapping[int, str] = field(default_factory=dict)  # ranks that wait for something else than the others
+    queue: str | None = None
 
     def merged_records(self) -> dict[tuple[int, int], AttemptRecord]:
         """The keyspace's, and where those do not tell the end, what containers left."""
@@ -176,7 +213,7 @@ class Gang:
         by_uid = {pod.uid: pod for pod in self.pods}
         seen = [self._recorded(key, record, by_uid.get(record.pod), now) for key, record in records.items()]
         by_rank: dict[int, list[PodFacts]] = {}
-        for pod in sorted(self.pods, key=lambda pod: (pod.created, pod.name)):
+        for pod in sorted(self.pods, key=by_age):
             by_rank.setdefault(pod.rank, []).append(pod)
         claimed = {record.pod for record in records.values()}
         for rank, order in self.orders.items():
@@ -246,12 +283,13 @@ class Gang:
             return replace(sight, sight=Sight.ENDED, ended=ended, pod_name=failed[-1].name, node=failed[-1].node)
         waiting = [pod for pod in pods if not pod.over and not pod.deleting]
         if not waiting:
-            return replace(sight, note=f"waiting for {self.waiting_for}")
+            return replace(sight, note=f"waiting for {self.held_back.get(rank, self.waiting_for)}")
         pod = waiting[-1]
         facts = self.nodes.get(pod.node, NodeFacts())
         sight = replace(sight, pod_name=pod.name, node=pod.node, provider=facts.provider, region=facts.region)
         if not pod.node:
-            return replace(sight, note=pod.unschedulable or "waiting for a node")
+            queued = f"waiting in queue {self.queue}" if pod.gated and self.queue else ""
+            return replace(sight, note=queued or pod.unschedulable or "waiting for a node")
         if pod.state == "waiting" and pod.reason in _HOPELESS:
             ended = Ended(
                 exit_code=None, reason="StartError", finished_at=now, start_error=f"{pod.reason}: {pod.message}"

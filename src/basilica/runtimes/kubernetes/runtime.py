@@ -1,8 +1,9 @@
-"""The Kubernetes runtime: ranks as pods of an Indexed Job, driven through their run's keyspace."""
+"""The Kubernetes runtime: ranks as pods of our own, driven through their run's keyspace."""
 
 import asyncio
 import contextlib
 import logging
+import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
@@ -22,25 +23,32 @@ from basilica.rendezvous.orders import Order
 from basilica.report_series import series_of
 from basilica.runtimes.kubernetes import logs
 from basilica.runtimes.kubernetes.bench import see_bench
-from basilica.runtimes.kubernetes.cluster import Cluster
+from basilica.runtimes.kubernetes.cluster import Cluster, Keeper
 from basilica.runtimes.kubernetes.execute import execute_beside
 from basilica.runtimes.kubernetes.keeping import Keeping, Kept, Telling
 from basilica.runtimes.kubernetes.keyspace import NOT_STARTED, RunKeys
 from basilica.runtimes.kubernetes.mesh import see_mesh
-from basilica.runtimes.kubernetes.parse import Gang, PodFacts
+from basilica.runtimes.kubernetes.parse import Gang, PodFacts, by_age
+from basilica.runtimes.kubernetes.pod_actions import PodActions
+from basilica.runtimes.kubernetes.pod_groups import pods_to_close
+from basilica.runtimes.kubernetes.pod_plan import Facts, Keyspace, Patience, plan_pods
 from basilica.runtimes.kubernetes.reports import SeriesReader, parse_reports, parse_series, series_to_keep
-from basilica.runtimes.kubernetes.tidying import Patience, Tidying
+from basilica.runtimes.kubernetes.run_state import RunState
 from basilica.runtimes.kubernetes.wakes import Tally, Wakes
 
 log = logging.getLogger(__name__)
 
 MESH_LIMIT_S = 30.0
-LEAVE_WITHIN_S = 5.0
+LEAVE_WITHIN_S, MADE_WITHIN_S = 5.0, 30.0
 READ_WITHIN_S, READ_FOR_S = 2.0, 60.0
+BENCH_PODS = 2
 
 
 class KubernetesRuntime:
-    """Ranks on a cluster. Nothing that matters is remembered here: the cluster and the keyspaces have it all."""
+    """Ranks on a cluster. Nothing that matters is remembered here: the cluster and the keyspaces have it all.
+
+    `drives`: runs are driven by this one; else it only reads, and may write nothing.
+    """
 
     name = "kubernetes"
     runs_images = True
@@ -52,19 +60,27 @@ class KubernetesRuntime:
         *,
         patience: Patience | None = None,
         mesh_limit_seconds: float = MESH_LIMIT_S,
+        drives: bool = True,
     ) -> None:
         self._api, self._patience, self._mesh_limit = api, patience or Patience(), mesh_limit_seconds
-        self._queue, self._node_seconds = settings.queue, settings.node_seconds
-        self._cluster = Cluster(api, settings, self._changed)
+        self._queue, self._node_seconds, self._drives = settings.queue, settings.node_seconds, drives
+        self._runs: dict[str, RunState] = {}
+        self._cluster = Cluster(api, settings, self._changed, self._keeper)
         self._keeping, self._series = Keeping(api, self._cluster.objects), SeriesReader()
-        self._keys: dict[str, RunKeys] = {}
-        self._buried: dict[str, dict[tuple[int, int], Ended]] = {}  # stopped before anything was made for the run
-        self._tidying = Tidying(self._cluster, self._patience, self._spawn, settings.queue)
-        self._readers: dict[str, set[asyncio.Event]] = {}
+        self._actions = PodActions(self._cluster, self._spawn)
         self._wakes: Wakes | None = None
-        self._alarms: dict[str, asyncio.TimerHandle] = {}
-        self._driven: dict[str, tuple[int, int]] = {}  # runs that a controller looks at here: their min and target
         self._tasks: set[asyncio.Task[object]] = set()
+
+    def _state(self, instance: str) -> RunState:
+        return self._runs.setdefault(instance, RunState())
+
+    def _keeper(self, instance: str) -> Keeper:
+        if not self._drives:
+            return Keeper.NOBODY
+        state = self._runs.get(instance)
+        if state is None or state.marks is None:
+            return Keeper.UNKNOWN
+        return Keeper.OVER if state.closed else Keeper.PLAN
 
     # ------------------------------------------------------------------------------------------------ begin and end
 
@@ -76,26 +92,28 @@ class KubernetesRuntime:
         if self._wakes is not None:
             self._wakes.close()
         self._wakes = None
-        for alarm in self._alarms.values():
-            alarm.cancel()
+        for state in self._runs.values():
+            state.set_alarm(None)
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for keys in self._keys.values():
-            await keys.close()
-        self._keys.clear()
+        for state in self._runs.values():
+            if state.keys is not None:
+                await state.keys.close()
+        self._runs.clear()
         await self._cluster.close()
         await self._api.close()
 
     def _changed(self, instance: str) -> None:
-        for event in self._readers.get(instance, ()):
-            event.set()
+        state = self._runs.get(instance)
+        if state is not None:
+            state.tell_readers()
         if self._wakes is not None:
             self._wakes.changed(instance)
 
     def _tally(self, instance: str) -> Tally:
-        keys = self._keys.get(instance)
-        return Tally() if keys is None else keys.tally(self._driven.get(instance, ()))
+        state = self._runs.get(instance)
+        return Tally() if state is None or state.keys is None else state.keys.tally(state.marks or ())
 
     def _spawn(self, instance: str, work: Coroutine[Any, Any, object]) -> None:
         """Do something in the background; what cannot be done now is asked for again by the next look."""
@@ -115,31 +133,66 @@ class KubernetesRuntime:
 
     async def observe(self, run: Run) -> Sighting:
         self._check()
-        self._driven[run.instance] = (run.spec.world.min, run.spec.world.target)
+        state = self._state(run.instance)
+        state.marks = (run.spec.world.min, run.spec.world.target)
         keys = await self._keys_of(run)
-        gang = self._gang(run, keys)
+        now = time.time()
+        gang = self._gang(run, keys, now)
         if keys is not None and not keys.known and any(_is_unaccounted(pod, keys) for pod in gang.pods):
             if run.spec.wanted is not Wanted.RUN and keys.silent_for >= self._patience.keyspace_seconds:
-                await self._cluster.close_job(run)
+                await self._cluster.end_pods(run)
             raise RuntimeUnavailable(f"the rendezvous of {run.instance} does not answer, and only it knows its ranks")
-        now = time.time()
         ranks = (*gang.see(now), *self._never_launched(run))
-        due = self._tidying.tidy(run, gang, ranks, keys, now)
+        due = self._attend(run, state, gang, ranks, now)
         self._look_again_at(run, min((at for at in (gang.lost_at(), due) if at is not None), default=None), now)
         return Sighting(
             ranks=ranks,
             bench=None if run.spec.bench is None else self._bench(run),
             rendezvous=None if keys is None else keys.seen(),
             mesh=None if keys is None else see_mesh(gang.pods, run.spec.world, keys.failing, self._mesh_limit),
-            warnings=self._tidying.warnings(run.instance),
+            warnings=state.ledger.warnings,
         )
+
+    def _attend(self, run: Run, state: RunState, gang: Gang, ranks: Sequence[SeenRank], now: float) -> float | None:
+        """Begin what is due for the run's pods; when to look again, if nothing changes."""
+        if state.closed:
+            return None
+        silent = 0.0 if state.keys is None else state.keys.silent_for
+        facts = Facts(
+            instance=run.instance,
+            gang=gang,
+            ranks=ranks,
+            world=run.spec.world,
+            wanted=run.spec.wanted,
+            keyspace=self._keyspace(state.keys),
+            now=now,
+            lost=run.lost,
+            creating=state.creating,
+            queued=self._queue is not None,
+            patience=self._patience,
+            pause=random.uniform(0.5, 1.0) * self._patience.back_off_seconds,
+            gives_up_at=now + self._patience.keyspace_seconds - silent,
+            rendezvous_has_pod=self._keyspace(state.keys) is Keyspace.ANSWERS or self._cluster.has_rendezvous_pod(run),
+        )
+        plan = plan_pods(facts, state.ledger)
+        state.ledger = plan.ledger
+        self._actions.carry_out(run, state, plan)
+        return plan.look_at
+
+    def _keyspace(self, keys: RunKeys | None) -> Keyspace:
+        if keys is None:
+            return Keyspace.NONE
+        if keys.silent_for == 0.0:
+            return Keyspace.ANSWERS
+        return Keyspace.SILENT if keys.silent_for < self._patience.keyspace_seconds else Keyspace.GIVEN_UP
 
     def _check(self) -> None:
         if self._wakes is None:
             raise RuntimeUnavailable("the Kubernetes runtime is not running")
         self._cluster.check()
 
-    def _gang(self, run: Run, keys: RunKeys | None) -> Gang:
+    def _gang(self, run: Run, keys: RunKeys | None, now: float) -> Gang:
+        ledger = self._state(run.instance).ledger
         records = {} if keys is None else keys.records
         named = {record.pod for record in records.values() if record.ended is None}
         return Gang(
@@ -149,58 +202,54 @@ class KubernetesRuntime:
             nodes=self._cluster.nodes,
             gone=self._cluster.gone(run.instance, named),
             gpus=run.spec.resources.gpus.count,
-            waiting_for=self._waiting_for(run),
+            waiting_for=ledger.waiting_for(),
+            held_back=ledger.held_back(now),
+            queue=self._queue,
             lost_after=self._node_seconds,
         )
 
-    def _waiting_for(self, run: Run) -> str:
-        """What ranks wait for that have no pod."""
-        if self._queue is not None:
-            return f"a pod: it is in queue {self._queue}"
-        complaint = self._cluster.complaint(run.instance)
-        return f"a pod, which Kubernetes refuses: {complaint}" if complaint else "a pod"
-
     async def _keys_of(self, run: Run) -> RunKeys | None:
         """The keyspace of the run, if it has one; that of another address is not its own any more."""
-        endpoint = self._cluster.endpoint(run)
-        known = self._keys.get(run.instance)
+        endpoint, state = self._cluster.endpoint(run), self._state(run.instance)
+        known = state.keys
         if known is not None and known.endpoint != endpoint:
-            del self._keys[run.instance]
+            state.keys = None
             await known.close()
-            known = None
-        if known is None and endpoint is not None:
-            known = self._keys[run.instance] = RunKeys(endpoint, run.instance, lambda: self._changed(run.instance))
-        return known
+        if state.keys is None and endpoint is not None:
+            state.keys = RunKeys(endpoint, run.instance, lambda: self._changed(run.instance))
+        return state.keys
 
     def _never_launched(self, run: Run) -> list[SeenRank]:
-        buried = self._buried.get(run.instance, {})
         return [
             SeenRank(rank=rank, attempt=attempt, sight=Sight.ENDED, ended=ended)
-            for (rank, attempt), ended in buried.items()
+            for (rank, attempt), ended in self._state(run.instance).buried.items()
         ]
 
     def _look_again_at(self, run: Run, moment: float | None, now: float) -> None:
-        """Nobody tells that a node is still silent."""
-        alarm = self._alarms.pop(run.instance, None)
-        if alarm is not None:
-            alarm.cancel()
+        """Nobody tells that a node is still silent, or that a pause is over."""
+        alarm = None
         if moment is not None and moment > now:
             loop = asyncio.get_running_loop()
-            self._alarms[run.instance] = loop.call_later(moment - now + 0.05, self._changed, run.instance)
+            alarm = loop.call_later(moment - now + 0.05, self._changed, run.instance)
+        self._state(run.instance).set_alarm(alarm)
 
     # ----------------------------------------------------------------------------------------------- launch and stop
 
     async def launch(self, run: Run, launches: Sequence[Launch]) -> None:
+        """Have the keyspace order these. Pods for them are made by the look that follows."""
         self._check()
-        buried = self._buried.get(run.instance, {})
-        wanted = [launch for launch in launches if (launch.rank, launch.attempt) not in buried]
-        if not wanted:
+        state = self._state(run.instance)
+        wanted = [launch for launch in launches if (launch.rank, launch.attempt) not in state.buried]
+        if not wanted or (state.ledger.terminating and self._cluster.endpoint(run) is None):
             return
-        await self._cluster.make(run, max(max(launch.world_size, launch.rank + 1) for launch in wanted))
+        if self._cluster.endpoint(run) is None or not (state.made or self._cluster.pods(run.instance)):
+            await self._cluster.make_rendezvous(run)
+            state.made = True
         keys = await self._keys_of(run)
         if keys is None:
             raise RuntimeUnavailable(f"the rendezvous of {run.instance} is not there yet")
-        alive = self._gang(run, keys).see(time.time())
+        now = time.time()
+        alive = self._gang(run, keys, now).see(now)
         busy = {seen.rank: seen.attempt for seen in alive if seen.sight is not Sight.ENDED}
         free = [launch for launch in wanted if busy.get(launch.rank, launch.attempt) >= launch.attempt]
         keys.launch({each.rank: Order(attempt=each.attempt, run=True, world=each.world_size) for each in free})
@@ -209,21 +258,36 @@ class KubernetesRuntime:
     async def stop(self, run: Run, stops: Sequence[Stop]) -> None:
         self._check()
         keys = await self._keys_of(run)
-        if keys is None and self._cluster.job(run) is None:
-            for stop in stops:
-                never = Ended(exit_code=None, reason=NOT_STARTED, finished_at=time.time(), stopped=True)
-                self._buried.setdefault(run.instance, {})[stop.rank, stop.attempt] = never
-            self._changed(run.instance)
+        if keys is None and not self._is_served(run, stops):
+            self._bury(run, stops)
             return
         if keys is None:
-            await self._cluster.close_job(run)  # without a rendezvous there is no other way
+            await self._cluster.end_pods(run)  # without a rendezvous there is no other way
             return
         try:
             await keys.stop({stop.rank: self._stop_order(run, stop) for stop in stops})
         except RuntimeUnavailable:
-            if run.spec.wanted is Wanted.RUN or keys.silent_for < self._patience.keyspace_seconds:
+            if run.spec.wanted is Wanted.RUN:
                 raise
-            await self._cluster.close_job(run)
+            if not self._is_served(run, stops):
+                self._bury(run, [stop for stop in stops if (stop.rank, stop.attempt) not in keys.records])
+            elif keys.silent_for < self._patience.keyspace_seconds:
+                raise
+            else:
+                await self._cluster.end_pods(run)
+
+    def _is_served(self, run: Run, stops: Sequence[Stop]) -> bool:
+        """Whether there is a pod, or will be one, that can take up what is to be stopped."""
+        ranks = {stop.rank for stop in stops}
+        living = {pod.rank for pod in self._cluster.pods(run.instance) if not pod.over}
+        return bool(ranks & (living | self._state(run.instance).creating))
+
+    def _bury(self, run: Run, stops: Sequence[Stop]) -> None:
+        """Nothing runs these attempts, and nothing ever will."""
+        for stop in stops:
+            never = Ended(exit_code=None, reason=NOT_STARTED, finished_at=time.time(), stopped=True)
+            self._state(run.instance).buried[stop.rank, stop.attempt] = never
+        self._changed(run.instance)
 
     def _stop_order(self, run: Run, stop: Stop) -> Order:
         """A rank that is not wanted any more leaves, so that its container ends by itself and keeps its log."""
@@ -235,7 +299,7 @@ class KubernetesRuntime:
     async def announce(self, run: Run, announcement: Announcement) -> None:
         """What cannot be said yet, since the rendezvous has only begun to start, is missed by the next look."""
         self._check()
-        if self._cluster.endpoint(run) is None:
+        if self._cluster.endpoint(run) is None and not self._state(run.instance).ledger.terminating:
             await self._cluster.make_rendezvous(run)
         keys = await self._keys_of(run)
         if keys is None or not keys.known:
@@ -243,43 +307,65 @@ class KubernetesRuntime:
         await keys.announce(announcement, drives_torch=run.spec.rendezvous_backend == "etcd-v2")
 
     async def end_rendezvous(self, run: Run) -> None:
-        """Have the containers end, keep what they gave, close the Job, and take the rendezvous down last of all."""
+        """Have the containers end, keep what they gave, end the pods, and take the rendezvous down last of all."""
         self._check()
+        state = self._state(run.instance)
         keys = await self._keys_of(run)
-        if keys is not None and 0.0 < keys.silent_for < self._patience.keyspace_seconds:
+        if keys is not None and self._keyspace(keys) is Keyspace.SILENT and not state.ledger.terminating:
             raise RuntimeUnavailable(f"the rendezvous of {run.instance} does not answer, and has what is to be kept")
-        if keys is not None and keys.silent_for == 0.0:
+        if keys is not None and keys.silent_for == 0.0 and not state.ledger.terminating:
             await self._keeping.keep(run, await keys.results(), await self._told(run, keys))
             living = {pod.rank for pod in self._cluster.pods(run.instance) if not pod.over}
             await keys.dismiss(sorted(living))
             await self._until_gone(run)
-        await self._cluster.close_job(run)
+        await self._make_no_more(run, state)
+        await self._cluster.end_pods(run)
+        for pod in pods_to_close(self._cluster.pods(run.instance), lambda _: False):
+            await self._cluster.close_group(run, pod)
         await self._cluster.end_rendezvous(run)
+        self._cluster.let_go(run)
         if keys is not None:
-            self._keys.pop(run.instance, None)
+            state.keys = None
             await keys.close()
 
+    async def _make_no_more(self, run: Run, state: RunState) -> None:
+        """Have no pod made after this; those on their way are waited for, since nobody would end them."""
+        state.closed = True
+        if not await self._comes_about(run, lambda: not state.creating, MADE_WITHIN_S):
+            raise RuntimeUnavailable(f"pods of {run.instance} are still being made")
+
     async def _until_gone(self, run: Run) -> None:
+        def are_gone() -> bool:
+            return not any(pod.deletable for pod in self._cluster.pods(run.instance))
+
+        if not await self._comes_about(run, are_gone, LEAVE_WITHIN_S):
+            log.warning("%s: not all containers ended by themselves", run.instance)
+
+    async def _comes_about(self, run: Run, condition: Callable[[], bool], within: float) -> bool:
+        """Whether it does, with what changes of the run in that time."""
         changed = self._listen(run.instance)
         try:
-            async with asyncio.timeout(LEAVE_WITHIN_S):
-                while any(pod.deletable for pod in self._cluster.pods(run.instance)):
+            async with asyncio.timeout(within):
+                while not condition():
                     await changed.wait()
                     changed.clear()
         except TimeoutError:
-            log.warning("%s: not all containers ended by themselves", run.instance)
+            return False
         finally:
             self._unlisten(run.instance, changed)
+        return True
 
     async def remove(self, run: Run) -> None:
         self._check()
-        keys = self._keys.pop(run.instance, None)
-        if keys is not None:
+        state = self._state(run.instance)
+        await self._make_no_more(run, state)
+        if state.keys is not None:
+            keys, state.keys = state.keys, None
             await keys.close()
         await self._cluster.remove(run)
-        self._buried.pop(run.instance, None)
-        self._driven.pop(run.instance, None)
-        self._tidying.forget(run.instance)
+        await self._actions.release_all(run)
+        state.set_alarm(None)
+        self._runs.pop(run.instance, None)
         self._keeping.forget(run.instance)
         if self._wakes is not None:
             self._wakes.forget(run.instance)
@@ -288,7 +374,7 @@ class KubernetesRuntime:
 
     def _pods_of_rank(self, run: Run, rank: int) -> list[PodFacts]:
         found = [pod for pod in self._cluster.pods(run.instance) if pod.rank == rank]
-        return sorted(found, key=lambda pod: (pod.created, pod.name))
+        return sorted(found, key=by_age)
 
     async def tail(self, run: Run, rank: int, lines: int | None) -> LogChunk:
         return await logs.tail(self._api, run.namespace, rank, self._pods_of_rank(run, rank), lines)
@@ -305,14 +391,19 @@ class KubernetesRuntime:
 
     def _listen(self, instance: str) -> asyncio.Event:
         changed = asyncio.Event()
-        self._readers.setdefault(instance, set()).add(changed)
+        self._state(instance).readers.add(changed)
         return changed
 
     def _unlisten(self, instance: str, changed: asyncio.Event) -> None:
-        readers = self._readers.get(instance, set())
-        readers.discard(changed)
-        if not readers:
-            self._readers.pop(instance, None)
+        state = self._runs.get(instance)
+        if state is not None:
+            state.readers.discard(changed)
+            self._forget_idle(instance, state)
+
+    def _forget_idle(self, instance: str, state: RunState) -> None:
+        """A run that was only read, and is read no more, leaves nothing here."""
+        if state.marks is None and not state.readers and state.keys is None and state.alarm is None:
+            self._runs.pop(instance, None)
 
     # ------------------------------------------------------------------------------------------- reports and results
 
@@ -321,24 +412,17 @@ class KubernetesRuntime:
         keys = await self._keys_of(run)
         if keys is None:
             return None
-        loop = asyncio.get_running_loop()
-        if run.instance not in self._alarms and run.instance not in self._driven:
-            self._alarms[run.instance] = loop.call_later(READ_FOR_S, self._stop_reading, run.instance)
-        changed = self._listen(run.instance)
-        try:
-            async with asyncio.timeout(READ_WITHIN_S):
-                while not keys.known:
-                    await changed.wait()
-                    changed.clear()
-        except TimeoutError:
-            return None
-        finally:
-            self._unlisten(run.instance, changed)
-        return keys
+        state, loop = self._state(run.instance), asyncio.get_running_loop()
+        if state.alarm is None and state.marks is None:
+            state.set_alarm(loop.call_later(READ_FOR_S, self._stop_reading, run.instance))
+        return keys if await self._comes_about(run, lambda: keys.known, READ_WITHIN_S) else None
 
     def _stop_reading(self, instance: str) -> None:
-        self._alarms.pop(instance, None)
-        keys = self._keys.pop(instance, None) if instance not in self._driven else None
+        state = self._runs.get(instance)
+        if state is None or state.marks is not None:
+            return
+        keys, state.keys, state.alarm = state.keys, None, None
+        self._forget_idle(instance, state)
         if keys is not None:
             self._spawn(instance, keys.close())
 
@@ -396,7 +480,7 @@ class KubernetesRuntime:
         """On the nodes of the first two ranks."""
         self._check()
         keys = await self._keys_of(run)
-        if keys is not None and self._cluster.bench(run)[0] is None:
+        if keys is not None and len(self._cluster.bench(run)) < BENCH_PODS:
             nodes = [pod.node for rank in range(2) for pod in self._pods_of_rank(run, rank)[-1:] if pod.node]
             strict = probe.placement == "strict"
             await self._cluster.make_bench(run, list(dict.fromkeys(nodes)), keys.endpoint, strict=strict)
@@ -406,8 +490,10 @@ class KubernetesRuntime:
         await self._cluster.end_bench(run)
 
     def _bench(self, run: Run) -> SeenBench | None:
-        job, pods = self._cluster.bench(run)
-        return None if job is None else see_bench(tuple(pods), {pod.node for pod in self._cluster.pods(run.instance)})
+        pods = tuple(self._cluster.bench(run))
+        if len(pods) < BENCH_PODS:
+            return None
+        return see_bench(pods, {pod.node for pod in self._cluster.pods(run.instance)})
 
     # ----------------------------------------------------------------------------------------------------- commands
 

@@ -34,11 +34,6 @@ def is_gone(error: ApiError, name: str) -> bool:
     return error.status == 404 and f'"{name}"' in error.message
 
 
-def is_ending(error: ApiError) -> bool:
-    """Nothing can be made in a namespace that is being deleted."""
-    return error.status == 403 and "being terminated" in error.message
-
-
 async def ensure_namespace(api: KubeApi, namespace: str) -> None:
     try:
         await make_namespace(api, namespace)

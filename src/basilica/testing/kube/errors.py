@@ -87,6 +87,15 @@ def forbidden(kind: Kind, name: str, why: str) -> ApiError:
     return ApiError(403, "Forbidden", f'{kind.resource} "{name}" is forbidden: {why}', _about(kind, name))
 
 
+def terminating(kind: Kind, name: str, namespace: str) -> ApiError:
+    """Nothing can be made in a namespace that is being deleted."""
+    refusal = forbidden(
+        kind, name, f"unable to create new content in namespace {namespace} because it is being terminated"
+    )
+    cause = Cause("metadata.namespace", "NamespaceTerminating", f"namespace {namespace} is being terminated")
+    return ApiError(403, refusal.reason, refusal.message, {**_about(kind, name), "causes": [cause.as_json()]})
+
+
 def method_not_allowed() -> ApiError:
     return ApiError(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
 

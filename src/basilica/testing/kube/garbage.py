@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 
 from basilica.testing.kube.errors import ApiError
-from basilica.testing.kube.kinds import NAMESPACES, SERVICE_ACCOUNTS, Kind
+from basilica.testing.kube.kinds import NAMESPACES, PODS, SERVICE_ACCOUNTS, Kind
 from basilica.testing.kube.options import DeleteOptions
 from basilica.testing.kube.registry import FOREGROUND, ORPHAN, Registry
 from basilica.testing.kube.store import Change
@@ -148,7 +148,9 @@ class GarbageCollector:
         return [(k, obj) for k in self._registry.kinds.all() if k.namespaced for obj in store.items(k, namespace)]
 
     def _empty_namespace(self, namespace: str) -> None:
-        for kind, obj in self._contents(namespace):
+        """Pods first, and the rest only when they are gone, as Kubernetes 1.34 does it."""
+        pods = [(PODS, pod) for pod in self._registry.store.items(PODS, namespace)]
+        for kind, obj in pods or self._contents(namespace):
             if not is_deleting(obj):
                 self._delete(kind, obj, "Background")
         self._namespace_waits(namespace)
@@ -161,7 +163,12 @@ class GarbageCollector:
     def _namespace_waits(self, namespace: str) -> None:
         self._looked_at_soon.discard(namespace)
         found = self._registry.store.get(NAMESPACES, "", namespace)
-        if found is not None and is_deleting(found) and not self._contents(namespace):
+        if found is None or not is_deleting(found):
+            return
+        contents = self._contents(namespace)
+        if any(not is_deleting(obj) for _, obj in contents) and not any(kind == PODS for kind, _ in contents):
+            self._later(lambda: self._empty_namespace(namespace))
+        if not contents:
             self._registry.change(NAMESPACES, found, lambda new: new["spec"].pop("finalizers", None), whole=True)
 
 

@@ -93,6 +93,7 @@ class Scheduler:
         nodes = list(self._registry.store.items(NODES))
         for pod in list(self._waiting.values()):
             if pod["spec"].get("schedulingGates"):
+                self._say_gated(pod)
                 continue
             reasons: dict[str, int] = defaultdict(int)
             for node in nodes:
@@ -130,6 +131,15 @@ class Scheduler:
             set_condition(new["status"], self._registry.clock.stamp(), "PodScheduled", "True")
 
         self._registry.change(PODS, pod, edit, whole=True)
+
+    def _say_gated(self, pod: Json) -> None:
+        message = "Scheduling is blocked due to non-empty scheduling gates"
+
+        def edit(new: Json) -> None:
+            now = self._registry.clock.stamp()
+            set_condition(new["status"], now, "PodScheduled", "False", reason="SchedulingGated", message=message)
+
+        self._registry.change(PODS, pod, edit)
 
     def _cannot(self, pod: Json, nodes: int, reasons: Mapping[str, int]) -> None:
         told = ", ".join(f"{count} {why}" for why, count in sorted(reasons.items()))

@@ -19,6 +19,7 @@ from basilica.testing.kube.errors import (
     method_not_allowed,
     modified_meanwhile,
     not_found,
+    terminating,
     unsupported_media,
 )
 from basilica.testing.kube.kinds import NAMESPACES, PODS, QUOTAS, Kind, KindTable
@@ -67,7 +68,7 @@ class Registry:
             raise bad_request("the namespace of the provided object does not match the namespace sent on the request")
         if metadata.get("resourceVersion"):
             raise bad_request("resourceVersion should not be set on objects to be created")
-        self._check_namespace(kind, namespace)
+        self._check_namespace(kind, namespace, metadata.get("name") or "")
         if kind == PODS:
             self._check_quotas(namespace, metadata)
         if not metadata.get("name"):
@@ -229,15 +230,14 @@ class Registry:
         self._words.pop((meta(obj)["uid"], "status"), None)
         self.store.remove(kind, obj)
 
-    def _check_namespace(self, kind: Kind, namespace: str) -> None:
+    def _check_namespace(self, kind: Kind, namespace: str, name: str) -> None:
         if not kind.namespaced:
             return
         found = self.store.get(NAMESPACES, "", namespace)
         if found is None:
             raise not_found(NAMESPACES, namespace)
         if is_deleting(found):
-            why = f"unable to create new content in namespace {namespace} because it is being terminated"
-            raise forbidden(kind, "", why)
+            raise terminating(kind, name, namespace)
 
     def _check_quotas(self, namespace: str, metadata: Json) -> None:
         """Of quotas, those for the number of pods are kept; pods that are over do not count."""
