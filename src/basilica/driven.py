@@ -411,7 +411,7 @@ def _tell_of_the_gate(seconds: float) -> None:
     """What somebody who reads the log of the rank may wonder about; nothing if all went well and quickly."""
     match mesh.mesh_status():
         case "degraded":
-            _log_line("not all hosts reach each other: the rank starts, and its traffic goes over the relay")
+            _log_line("not all hosts reach each other: the rank starts all the same (basilica train why says which)")
         case "timeout":
             _log_line(
                 f"within {seconds:.0f} s nobody said that the hosts reach each other: the rank starts all the same"

@@ -38,7 +38,7 @@ def test_a_host_goes_when_all_its_pairs_answer_whatever_the_others_do() -> None:
     assert status.problem() == "b cannot reach c: refused"
 
 
-def test_at_the_limit_the_rest_goes_over_the_relay_and_later_turns_ready() -> None:
+def test_at_the_limit_the_rest_goes_all_the_same_and_later_turns_ready() -> None:
     broken = {**WELL, "b": {"a": "", "c": "refused"}}
     status, wake = mesh.turn(None, look(broken), 0.0)
     assert wake == 30.0
@@ -52,7 +52,7 @@ def test_at_the_limit_the_rest_goes_over_the_relay_and_later_turns_ready() -> No
     assert status.problem() == ""
 
 
-def test_all_hosts_degraded_is_the_relay() -> None:
+def test_the_wire_has_its_own_word_for_all_hosts_degraded() -> None:
     status, _ = mesh.turn(None, look({}), 0.0)
     status, _ = mesh.turn(status, look({}), 31.0)
     assert status.transport == "hub-relay"

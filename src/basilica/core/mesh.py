@@ -1,7 +1,7 @@
 """The gate: which hosts of a run may begin to train, and over what. Pure.
 
 A host is ready when every other host of the run answers it and is answered by it. One that is not ready within the
-limit is let go all the same, as degraded: its traffic takes the relay. What converges later turns ready, and what
+limit is let go all the same, as degraded. What converges later turns ready, and what
 falls apart later turns degraded.
 """
 
@@ -87,11 +87,15 @@ class MeshStatus:
 
     @property
     def transport(self) -> Literal["direct-mesh", "hub-relay", "mixed"]:
-        """How traffic goes, by the hosts that were let go."""
-        relayed = sum(gate is Gate.DEGRADED for _, gate in self.released)
-        if not relayed:
+        """The wire's word for the hosts that were let go: all of them ready, all degraded, or some of each."""
+        degraded = sum(gate is Gate.DEGRADED for _, gate in self.released)
+        if not degraded:
             return "direct-mesh"
-        return "hub-relay" if relayed == len(self.hosts) else "mixed"
+        return "hub-relay" if degraded == len(self.hosts) else "mixed"
+
+    def goes_on(self) -> str:
+        """What is known of hosts that were let go without reaching all others."""
+        return f"the run goes on although {self.problem() or 'not every host reaches every other'}"
 
     def problem(self) -> str:
         """The pairs that do not answer, in a sentence; empty if all do."""
