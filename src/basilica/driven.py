@@ -28,6 +28,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from basilica import beside, mesh
+from basilica.clocks import steady_now
 from basilica.core.commands import expanded
 from basilica.core.seen import Ended
 from basilica.delivery import Undeliverable, deliver, without_delivery
@@ -163,7 +164,7 @@ class Driven:
             stopped = not self._ending
             reason = "Cancelled" if stopped else "Terminated"
             ended = Ended(
-                exit_code=None, reason=reason, finished_at=time.time(), stopped=stopped, by_platform=not stopped
+                exit_code=None, reason=reason, finished_at=steady_now(), stopped=stopped, by_platform=not stopped
             )
         else:
             ended = await self._execute(order)
@@ -177,7 +178,7 @@ class Driven:
 
     async def _claim(self, attempt: int) -> bool:
         """Whether this attempt is ours. It may have been stopped already, or belong to another pod of the rank."""
-        record = AttemptRecord(pod=self._pod, node=self._node, claimed_at=time.time())
+        record = AttemptRecord(pod=self._pod, node=self._node, claimed_at=steady_now())
         async with opened(self._endpoint) as keys:
             async for _ in tries():
                 if self._is_to_end(attempt):
@@ -266,7 +267,7 @@ class Driven:
         return Ended(
             exit_code=exit_code,
             reason=reason,
-            finished_at=time.time(),
+            finished_at=steady_now(),
             signal=killer,
             stopped=stopped,
             by_platform=by_platform,
@@ -433,7 +434,7 @@ def _start_error(program: str, error: OSError) -> Ended:
 
 def _cannot_start(sentence: str, code: int) -> Ended:
     _log_line(sentence)
-    return Ended(exit_code=code, reason="StartError", finished_at=time.time(), start_error=sentence)
+    return Ended(exit_code=code, reason="StartError", finished_at=steady_now(), start_error=sentence)
 
 
 def main(command: Sequence[str]) -> int:

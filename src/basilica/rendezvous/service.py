@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from basilica.clocks import steady_ns
 from basilica.rendezvous.http import Call, Connection, LongReply, Reply, text_error
 from basilica.rendezvous.journal import FSYNC_EVERY_S, Journal, JournalDamaged, replace_file, sync_folder
 from basilica.rendezvous.keyspace import INTERNAL, SECOND, EtcdError, Event, Request
@@ -66,7 +67,7 @@ class KeyspaceServer:
         self,
         name: str,
         journal: Journal,
-        clock: Callable[[], int] = time.time_ns,
+        clock: Callable[[], int] = steady_ns,
         written: Callable[[], None] = lambda: None,
     ) -> None:
         """`written` is called after each write, which is then in the journal and not yet on the disk."""

@@ -9,7 +9,6 @@ from basilica.core.seen import Stalled
 from basilica.core.steps.turn import Turn
 from basilica.core.world import RankStatus
 
-
 _COMING_OR_GOING = (RankPhase.WAITING, RankPhase.LAUNCHED, RankPhase.STOPPING)
 
 
@@ -18,6 +17,8 @@ def note(turn: Turn, rank: RankStatus, seen: Stalled | None) -> Stalled | None:
     known = rank.stalled
     if rank.phase is RankPhase.STOPPING:
         return known
+    if seen is not None and seen.since > turn.now:  # by a clock that is ahead: silent since we know, then
+        seen = replace(seen, since=turn.now if known is None else known.since)
     if seen is None:
         if known is not None:
             turn.say(Reason.RANK_RESUMED, f"rank {rank.rank} reports again")
