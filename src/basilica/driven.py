@@ -20,6 +20,7 @@ import json
 import math
 import os
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -34,7 +35,7 @@ from basilica.core.seen import Ended
 from basilica.delivery import Undeliverable, deliver, without_delivery
 from basilica.entrypoint import CANNOT_EXECUTE, ENDING, FORWARDED, NOT_FOUND, Rank, reap_all
 from basilica.rank_output import Output
-from basilica.reach import Reach
+from basilica.reach import Reach, borne_name
 from basilica.rendezvous.exchange import NoAnswer
 from basilica.rendezvous.names import RESULTS
 from basilica.rendezvous.orders import (
@@ -145,7 +146,8 @@ class Driven:
             return
         try:
             # The rendezvous may be moved, and that takes its time: the run is over when this container is.
-            await Reach(f"{self._node}/{self._rank}", address, self._endpoint, patience=math.inf).run()
+            name = borne_name(self._environment, socket.gethostname())
+            await Reach(f"{self._node}/{self._rank}", address, self._endpoint, patience=math.inf, name=name).run()
         except OSError as error:
             _log_line(f"the other ranks cannot reach this one: cannot listen on {address}: {error.strerror or error}")
 

@@ -25,7 +25,7 @@ MOMENTS = frozenset(
         "since",
         "started_at",
         "terminal_at",
-        "waiting_since",
+        "up_since",
         "whole_at",
     }
 )

@@ -211,7 +211,7 @@ class LocalRuntime:
             ranks=tuple(attempt.seen(self._hosts.of_rank(attempt.key.rank).name) for attempt in attempts),
             bench=None if run.spec.bench is None else await self._benches.seen(run.instance),
             rendezvous=self._rendezvous.seen(run.instance),
-            mesh=self._hosts.mesh(run.instance, run.spec.world.target),
+            mesh=self._hosts.mesh(run.instance, run.spec.world),
             warnings=warnings_of(run.spec.resources, self._cgroups, self._line.inventory),
         )
 

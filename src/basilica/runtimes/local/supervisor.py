@@ -391,6 +391,7 @@ class Supervisor:
         self.tell("ended")
         with suppress(OSError):  # nothing better can be done about a failing disk here
             os.fsync(self.record)
+            os.fsync(self.directory_fd)  # else the file may be there without its name
         for group in reversed(self.task["cgroups"]):
             remove_cgroup(group["path"])
 
