@@ -24,10 +24,11 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/python examples/diloco_demo.py --curve build/loss.svg
 
-# The real etcd that ours is compared with, what makes network namespaces, and the browser of the console: Debian's.
+# The real etcd that ours is compared with, what makes network namespaces, the browser of the console, what shows system
+# calls, and a compiler for a clock that steps: Debian's.
 system:
-	(command -v etcd && command -v tc && command -v chromium) >/dev/null || \
-		(apt-get update -q && apt-get install -y -q etcd-server iproute2 chromium)
+	(command -v etcd && command -v tc && command -v chromium && command -v strace && command -v cc) >/dev/null || \
+		(apt-get update -q && apt-get install -y -q etcd-server iproute2 chromium strace gcc libc6-dev)
 
 # Three workers on a small machine can starve a test that has the clock against it: what failed is tried once more, alone.
 # Both summaries are shown; a fault fails twice.

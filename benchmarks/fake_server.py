@@ -6,10 +6,11 @@ from pathlib import Path
 
 import uvloop
 
+from basilica.clocks import SteadyClock
 from basilica.places import STATE_FILE
 from basilica.ports import Limits
 from basilica.server.control import Settings
-from basilica.server.serve import Listen, Parts, SystemClock, serve
+from basilica.server.serve import Listen, Parts, serve
 from basilica.stores.sqlite import SqliteStore
 from basilica.testing.fake_runtime import FakeRuntime
 from basilica.wiring import open_keys
@@ -20,7 +21,7 @@ async def main(port: int, state_dir: Path, *, finish: bool) -> None:
     await store.open()
     async with open_keys(state_dir) as keys:
         settings = Settings(limits=Limits())
-        parts = Parts(store, keys, FakeRuntime(finish=finish), SystemClock(), settings)
+        parts = Parts(store, keys, FakeRuntime(finish=finish), SteadyClock(), settings)
         await serve(parts, Listen(port=port), state_dir, lambda url: print(url, "\n", flush=True))
     await store.close()
 

@@ -13,13 +13,13 @@ import typer
 
 import basilica
 from basilica.cli.main import app as cli
+from basilica.clocks import SteadyClock
 from basilica.core import errors as errors_module
 from basilica.kube.crd import definition
 from basilica.kube.yaml import to_yaml
 from basilica.server.app import build_app
 from basilica.server.control import ControlPlane, Settings
 from basilica.server.metrics import Metrics
-from basilica.server.serve import SystemClock
 from basilica.stores.memory import MemoryKeys, MemoryStore
 from basilica.testing.fake_runtime import FakeRuntime
 
@@ -41,7 +41,7 @@ def pages() -> dict[Path, str]:
 
 
 def openapi() -> dict[str, Any]:
-    plane = ControlPlane(MemoryStore(), FakeRuntime(), SystemClock(), Settings())
+    plane = ControlPlane(MemoryStore(), FakeRuntime(), SteadyClock(), Settings())
     return build_app(plane, MemoryKeys(), Metrics(), asyncio.Event()).openapi()
 
 

@@ -20,6 +20,7 @@ import json
 import math
 import os
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -28,12 +29,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from basilica import beside, mesh
+from basilica.clocks import steady_now
 from basilica.core.commands import expanded
 from basilica.core.seen import Ended
 from basilica.delivery import Undeliverable, deliver, without_delivery
 from basilica.entrypoint import CANNOT_EXECUTE, ENDING, FORWARDED, NOT_FOUND, Rank, reap_all
 from basilica.rank_output import Output
-from basilica.reach import Reach
+from basilica.reach import Reach, borne_name
 from basilica.rendezvous.exchange import NoAnswer
 from basilica.rendezvous.names import RESULTS
 from basilica.rendezvous.orders import (
@@ -144,7 +146,8 @@ class Driven:
             return
         try:
             # The rendezvous may be moved, and that takes its time: the run is over when this container is.
-            await Reach(f"{self._node}/{self._rank}", address, self._endpoint, patience=math.inf).run()
+            name = borne_name(self._environment, socket.gethostname())
+            await Reach(f"{self._node}/{self._rank}", address, self._endpoint, patience=math.inf, name=name).run()
         except OSError as error:
             _log_line(f"the other ranks cannot reach this one: cannot listen on {address}: {error.strerror or error}")
 
@@ -163,7 +166,7 @@ class Driven:
             stopped = not self._ending
             reason = "Cancelled" if stopped else "Terminated"
             ended = Ended(
-                exit_code=None, reason=reason, finished_at=time.time(), stopped=stopped, by_platform=not stopped
+                exit_code=None, reason=reason, finished_at=steady_now(), stopped=stopped, by_platform=not stopped
             )
         else:
             ended = await self._execute(order)
@@ -177,7 +180,7 @@ class Driven:
 
     async def _claim(self, attempt: int) -> bool:
         """Whether this attempt is ours. It may have been stopped already, or belong to another pod of the rank."""
-        record = AttemptRecord(pod=self._pod, node=self._node, claimed_at=time.time())
+        record = AttemptRecord(pod=self._pod, node=self._node, claimed_at=steady_now())
         async with opened(self._endpoint) as keys:
             async for _ in tries():
                 if self._is_to_end(attempt):
@@ -266,7 +269,7 @@ class Driven:
         return Ended(
             exit_code=exit_code,
             reason=reason,
-            finished_at=time.time(),
+            finished_at=steady_now(),
             signal=killer,
             stopped=stopped,
             by_platform=by_platform,
@@ -411,7 +414,7 @@ def _tell_of_the_gate(seconds: float) -> None:
     """What somebody who reads the log of the rank may wonder about; nothing if all went well and quickly."""
     match mesh.mesh_status():
         case "degraded":
-            _log_line("not all hosts reach each other: the rank starts, and its traffic goes over the relay")
+            _log_line("not all hosts reach each other: the rank starts all the same (basilica train why says which)")
         case "timeout":
             _log_line(
                 f"within {seconds:.0f} s nobody said that the hosts reach each other: the rank starts all the same"
@@ -433,7 +436,7 @@ def _start_error(program: str, error: OSError) -> Ended:
 
 def _cannot_start(sentence: str, code: int) -> Ended:
     _log_line(sentence)
-    return Ended(exit_code=code, reason="StartError", finished_at=time.time(), start_error=sentence)
+    return Ended(exit_code=code, reason="StartError", finished_at=steady_now(), start_error=sentence)
 
 
 def main(command: Sequence[str]) -> int:

@@ -25,6 +25,7 @@ from types import FrameType
 from typing import Any
 
 from basilica import mesh
+from basilica.clocks import steady_now
 from basilica.core import policy
 from basilica.rendezvous.names import WORLD
 
@@ -43,7 +44,7 @@ class Rank:
 
     def __init__(self, command: list[str], environment: Mapping[str, str], output: int | None = None) -> None:
         self.code: int | None = None  # as waitpid tells it: -n for signal n
-        self.started_at = time.time()
+        self.started_at = steady_now()
         ignored = {number for number in LISTENED_TO if signal.getsignal(number) is signal.SIG_IGN}
         actions = [] if output is None else [(os.POSIX_SPAWN_DUP2, output, fd) for fd in (1, 2)]
         self.pid = os.posix_spawnp(
@@ -139,7 +140,7 @@ class Init:
             "exitCode": exit_code,
             "signal": name,
             "startedAt": rank.started_at,
-            "finishedAt": time.time(),
+            "finishedAt": steady_now(),
         })  # fmt: skip
         if self._exit_file:
             with contextlib.suppress(OSError), open(self._exit_file, "w", encoding="utf-8") as file:

@@ -152,7 +152,7 @@ def _end(gate: "_Gate", say: Say) -> None:
     if _last == "ready":
         say(f"OK {after}")
     elif _last == "degraded":
-        say(f"DEGRADED {after} {gate.where}: traffic goes over the relay")
+        say(f"DEGRADED {after} {gate.where}: not all hosts reach each other, the rank starts all the same")
     else:
         say(f"TIMEOUT {after} {gate.where}: {gate.note}")
 

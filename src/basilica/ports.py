@@ -51,8 +51,14 @@ class UsageRow:
 
 
 class Clock(Protocol):
+    """Time as decisions need it: what is recorded of a run is on one time line, which the wall clock does not move."""
+
     def now(self) -> float:
-        """Seconds since the epoch."""
+        """Seconds on a time line that never jumps: near the seconds since the epoch, and close to them at its start."""
+        ...
+
+    def shift(self) -> float:
+        """Seconds from that line to the wall clock as it is set now: moments are shown moved by them."""
         ...
 
 

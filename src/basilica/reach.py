@@ -3,15 +3,18 @@
 It runs on each host and listens on the address that training uses. Where, it writes to `/basilica/hosts/<node>` of the
 run's rendezvous; there it finds the others, keeps a connection to each and asks for a sign of life on it, often while
 something is wrong and seldom while all is well. What it found is in `/basilica/pairs/<node>`: a problem for each other
-host, empty if it answers, written again only when it changes. Standard library only.
+host, empty if it answers, written again only when it changes. A host that others find by a name tells that as well:
+who cannot resolve it does not reach the host, whatever its address does. Standard library only.
 """
 
 import asyncio
 import contextlib
 import json
 import os
+import socket
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from basilica.rendezvous.client import Answer, KeysClient
@@ -20,6 +23,7 @@ from basilica.rendezvous.names import HOSTS, PAIRS
 from basilica.rendezvous.persisting import tries
 
 ANSWER_WITHIN_S = 3.0
+RESOLVED_WITHIN_S = 5.0
 RETRY_S = 0.5
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 10.0
@@ -36,13 +40,20 @@ class Peer:
     node: str
     address: str
     port: int
+    name: str = ""
 
 
 class Reach:
-    """One host of one run. `patience`: seconds without a rendezvous after which the run is taken to be over."""
+    """One host of one run. `patience`: seconds without a rendezvous after which the run is taken to be over.
 
-    def __init__(self, node: str, address: str, endpoint: str, patience: float = RENDEZVOUS_GONE_S) -> None:
+    `name`: what training calls this host, if not by its address.
+    """
+
+    def __init__(
+        self, node: str, address: str, endpoint: str, patience: float = RENDEZVOUS_GONE_S, name: str = ""
+    ) -> None:
         self._node, self._address, self._endpoint, self._patience = node, address, endpoint, patience
+        self._name, self._names = name, Names()
         self._found: dict[str, str] = {}
         self._probes: dict[Peer, asyncio.Task[None]] = {}
         self._news = asyncio.Event()
@@ -51,7 +62,7 @@ class Reach:
         """Until the run is over."""
         server = await asyncio.start_server(self._answer, self._address, 0, limit=LINE_MAX)
         port = server.sockets[0].getsockname()[1]
-        ours = json.dumps({"address": self._address, "port": port})
+        ours = json.dumps({"address": self._address, "port": port} | ({"name": self._name} if self._name else {}))
         reporter = asyncio.create_task(self._report())
         try:
             with contextlib.suppress(NotNeeded):
@@ -61,6 +72,7 @@ class Reach:
                 task.cancel()
             await asyncio.gather(reporter, *self._probes.values(), return_exceptions=True)
             server.close()
+            self._names.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Say who we are, as often as we are asked."""
@@ -117,7 +129,7 @@ class Reach:
         pause = FIRST_PAUSE_S
         try:
             while True:
-                problem = await connection.ask()
+                problem = await connection.ask() or await self._names.problem(peer.name, self._name)
                 if self._found.get(peer.node) != problem:
                     self._found[peer.node] = problem
                     self._news.set()
@@ -132,9 +144,7 @@ class Reach:
         try:
             while True:
                 await self._news.wait()
-                self._news.clear()
-                if not self._found:
-                    continue
+                self._news.clear()  # nothing found yet is worth telling, too: it says that we are up
                 try:
                     await keys.put(f"{PAIRS}/{self._node}", json.dumps(self._found, sort_keys=True))
                 except NoAnswer:
@@ -142,6 +152,41 @@ class Reach:
                     await asyncio.sleep(RETRY_S)
         finally:
             await keys.close()
+
+
+class Names:
+    """Looks names up, one at a time and off the event loop: a resolver that is silent blocks whoever asks it."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "names")
+
+    async def problem(self, *names: str) -> str:
+        """What is wrong with the first of them that cannot be resolved; empty if all can be."""
+        for name in filter(None, names):
+            try:
+                async with asyncio.timeout(RESOLVED_WITHIN_S):
+                    await asyncio.get_running_loop().run_in_executor(self._thread, socket.getaddrinfo, name, None)
+            except TimeoutError:
+                return f"cannot resolve the name {name}: no answer within {RESOLVED_WITHIN_S:g} s"
+            except (OSError, UnicodeError) as error:
+                why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+                return f"cannot resolve the name {name}: {why.lower()}"
+        return ""
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def borne_name(environment: Mapping[str, str], host_name: str) -> str:
+    """What the other ranks call this one, if this machine bears the name: that of rank 0, with our own number.
+
+    Pods of a run are called `<run>-<rank>.<run>`, and MASTER_ADDR is rank 0's. A process that is no such pod has no
+    name; it is found by its address.
+    """
+    first, dot, domain = environment.get("MASTER_ADDR", "").partition(".")
+    rank = environment.get("BASILICA_RANK", "")
+    mine = f"{first.removesuffix('-0')}-{rank}"
+    return f"{mine}.{domain}" if dot and rank and first.endswith("-0") and mine == host_name else ""
 
 
 class _Connection:
@@ -192,7 +237,7 @@ class _Connection:
 def _parse(node: str, value: str) -> Peer | None:
     try:
         about = json.loads(value)
-        return Peer(node, str(about["address"]), int(about["port"]))
+        return Peer(node, str(about["address"]), int(about["port"]), str(about.get("name", "")))
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -213,7 +258,8 @@ def main(argv: list[str] | None = None, environment: Mapping[str, str] = os.envi
         print("reach: needs --node and --endpoint, or NODE_NAME and BASILICA_RDZV_ENDPOINT", file=sys.stderr)
         return 2
     try:
-        asyncio.run(Reach(args.node, args.address, args.endpoint).run())
+        name = borne_name(environment, socket.gethostname())
+        asyncio.run(Reach(args.node, args.address, args.endpoint, name=name).run())
     except OSError as error:
         print(f"reach: cannot listen on {args.address}: {error.strerror or error}", file=sys.stderr)
         return 1

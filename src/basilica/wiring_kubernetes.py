@@ -10,6 +10,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 
+from basilica.clocks import SteadyClock, WallClock
 from basilica.kube.access import ConfigurationError
 from basilica.kube.api import KubeApi
 from basilica.kube.reach import INTERNET, networks
@@ -23,7 +24,7 @@ from basilica.operator.release import release_finalizers
 from basilica.ports import Runtime
 from basilica.runtimes.kubernetes.runtime import KubernetesRuntime
 from basilica.server.control import ControlPlane, Settings
-from basilica.server.serve import CannotServe, Listen, Parts, SystemClock, serve_stateless, take_key
+from basilica.server.serve import CannotServe, Listen, Parts, serve_stateless, take_key
 from basilica.stores.kubernetes import KubernetesKeys, KubernetesStore, Refusals
 
 log = logging.getLogger("basilica.operator")
@@ -108,7 +109,7 @@ async def serve_kubernetes(
         await store.open()
         try:
             async with open_cluster_keys(options) as keys:
-                clock = SystemClock()
+                clock = WallClock()
                 await take_key(keys, clock, api_key)
                 home = home_of(options, api)
                 async with Attendance(api, home) as operators:
@@ -124,7 +125,7 @@ async def operate(options: ClusterOptions, wanted: OperatorOptions, announce: Ca
     async with connect(options) as api:
         home = home_of(options, api)
         settings = run_settings_of(options, home)
-        store, clock = KubernetesStore(api, component="basilica-operator"), SystemClock()
+        store, clock = KubernetesStore(api, component="basilica-operator"), SteadyClock()
         election = Election(api, namespace=home, identity=wanted.identity, duration=wanted.lease_seconds)
 
         def hourly(runtime: Runtime) -> Works:

@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 from basilica.core import mesh
 from basilica.core.mesh import EVERYONE, NO_ANSWER_YET, Gate, MeshStatus, Pair, SeenMesh, failing_pairs
 
+from .story import Story, spec_of, up
+
 HOSTS = ("a", "b", "c")
 WELL = {host: dict.fromkeys(HOSTS, "") for host in HOSTS}
 
@@ -38,7 +40,7 @@ def test_a_host_goes_when_all_its_pairs_answer_whatever_the_others_do() -> None:
     assert status.problem() == "b cannot reach c: refused"
 
 
-def test_at_the_limit_the_rest_goes_over_the_relay_and_later_turns_ready() -> None:
+def test_at_the_limit_the_rest_goes_all_the_same_and_later_turns_ready() -> None:
     broken = {**WELL, "b": {"a": "", "c": "refused"}}
     status, wake = mesh.turn(None, look(broken), 0.0)
     assert wake == 30.0
@@ -52,10 +54,40 @@ def test_at_the_limit_the_rest_goes_over_the_relay_and_later_turns_ready() -> No
     assert status.problem() == ""
 
 
-def test_all_hosts_degraded_is_the_relay() -> None:
+def test_the_wire_has_its_own_word_for_all_hosts_degraded() -> None:
     status, _ = mesh.turn(None, look({}), 0.0)
     status, _ = mesh.turn(status, look({}), 31.0)
     assert status.transport == "hub-relay"
+
+
+def test_the_limit_counts_from_when_enough_agents_are_up() -> None:
+    """Two of four agents are up while the others' image is on its way; all are up after 92 s."""
+    hosts = ("a", "b", "c", "d")
+    two = {"a": {"b": ""}, "b": {"a": ""}}
+    status: mesh.MeshStatus | None = None
+    for now in (0.0, 31.0, 74.0):
+        failing = failing_pairs(hosts, two)
+        assert mesh.heard(hosts, failing) == 2
+        status, wake = mesh.turn(status, SeenMesh(hosts=hosts, failing=failing, enough=False), now)
+        assert (status.released, wake) == ((), None)
+        assert "a cannot reach c: no answer yet" in status.problem()
+    all_up = {a: dict.fromkeys((b for b in hosts if b != a), "") for a in hosts}
+    broken = {**all_up, "a": {**all_up["a"], "d": "no route"}}
+    status, wake = mesh.turn(status, SeenMesh(hosts=hosts, failing=failing_pairs(hosts, broken)), 92.0)
+    assert (gates(status), wake) == ({"a": "waiting", "b": "ready", "c": "ready", "d": "waiting"}, 122.0)
+    status, _ = mesh.turn(status, SeenMesh(hosts=hosts, failing=failing_pairs(hosts, broken), enough=False), 122.0)
+    assert gates(status)["a"] == "degraded"  # once begun the time goes on, whoever leaves
+
+
+def test_why_names_who_cannot_resolve_a_name() -> None:
+    story = Story(spec_of(2, 2, 2))
+    problem = "cannot resolve the name gpt-0.gpt: name or service not known"
+    seen = SeenMesh(hosts=("a", "b"), failing=failing_pairs(("a", "b"), {"a": {"b": ""}, "b": {"a": problem}}))
+    story.look(mesh=seen)
+    story.look(up(0), up(1), mesh=seen)
+    assert f"waiting for the network between hosts (b cannot reach a: {problem})" in story.why
+    story.look(up(0), up(1), after=31, mesh=seen)
+    assert story.why.endswith(f"the run goes on although b cannot reach a: {problem}")
 
 
 def test_what_falls_apart_later_is_ready_until_the_limit() -> None:

@@ -6,9 +6,10 @@ import pytest
 
 from basilica.core import stalls
 from basilica.core.phase import Phase, RankPhase
+from basilica.core.policy import LOST_AFTER
 from basilica.core.seen import SeenRank, Stalled
 
-from .story import CREATED, Story, messages, spec_of, stopped, up
+from .story import CREATED, Story, done, messages, spec_of, stopped, up
 
 
 def silent(rank: int, attempt: int = 0, *, since: float = CREATED, **facts: str) -> SeenRank:
@@ -175,6 +176,40 @@ def test_a_rank_that_ends_by_itself_while_it_is_being_stopped_keeps_its_own_end(
     story.look(up(0), replace(stopped(1), ended=replace(stopped(1).ended, stopped=False, reason="Error", signal=None)))  # type: ignore[type-var]
     assert story.rank(1).phase is RankPhase.WAITING
     assert [e.termination_reason for e in story.status.failures] == ["Error"]
+
+
+def test_nobody_is_stopped_for_a_stall_while_a_rank_is_out_of_sight() -> None:
+    """The missing one may be what the silent ones wait for, or be the silent one itself."""
+    story = restarting(max_restarts=0)
+    story.look(up(0), silent(1))
+    story.look(up(0), after=10)
+    assert story.stopping == []
+    story.look(up(0), after=LOST_AFTER)
+    assert messages(story.plan, "RankRestarted") == [
+        "rank 1 ended, nobody knows how (Unknown): not its own doing, it starts again"
+    ]
+    assert (story.phase(), story.rank(1).restarts) == (Phase.DEGRADED, 0)
+
+
+def test_a_stalled_rank_that_vanishes_with_its_platform_while_it_stops_has_not_failed() -> None:
+    story = restarting(max_restarts=0)
+    story.look(up(0), silent(1), after=10)
+    assert story.stopping == [(1, 0)]
+    story.look(up(0))
+    story.look(up(0), after=LOST_AFTER)
+    assert "RankFailed" not in story.told
+    assert story.status.failures == ()
+    assert (story.phase(), story.rank(1).restarts) == (Phase.DEGRADED, 0)
+    story.look(up(0), after=1)
+    assert story.launched == [(1, 1)]
+
+
+def test_a_stalled_rank_that_was_evicted_while_it_stops_has_not_failed() -> None:
+    story = restarting(max_restarts=1)
+    story.look(up(0), silent(1), after=10)
+    story.look(up(0), done(1, None, reason="Evicted", stopped=True, by_platform=True))
+    assert story.status.failures == ()
+    assert story.rank(1).restarts == 0
 
 
 def test_a_run_that_is_cancelled_meanwhile_restarts_nothing() -> None:

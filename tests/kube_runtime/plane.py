@@ -39,6 +39,9 @@ class RealClock:
     def now(self) -> float:
         return time.time()
 
+    def shift(self) -> float:
+        return 0.0
+
 
 def sh(script: str) -> Shell:
     return Shell(script)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from basilica.core.mesh import Pair
+from basilica.core.mesh import EVERYONE, NO_ANSWER_YET, Pair
 from basilica.core.seen import Ended, SeenRank, Sight
 from basilica.core.world import WorldSize
 from basilica.rendezvous.orders import AttemptRecord, Order, load_record
@@ -174,6 +174,20 @@ def test_what_is_wrong_between_two_ranks_is_wrong_between_their_nodes() -> None:
     assert seen is not None
     assert asked == [("a/0", "a/1", "b/2")]
     assert (seen.hosts, seen.failing) == (("a", "b"), (Pair("a", "b", "refused"),))
+
+
+@pytest.mark.parametrize(("silent", "enough"), [((), True), (("b/2",), True), (("a/1", "b/2"), False)])
+def test_the_time_at_the_gate_counts_when_as_many_agents_as_are_needed_are_heard(
+    silent: tuple[str, ...], enough: bool
+) -> None:
+    """Placed is not up: an image may still be on its way."""
+
+    def failing(agents: tuple[str, ...]) -> tuple[Pair, ...]:
+        return tuple(Pair(agent, EVERYONE, NO_ANSWER_YET) for agent in agents if agent in silent)
+
+    seen = see_mesh([on("a", 0), on("a", 1), on("b", 2)], WorldSize(2, 3, 3), failing, 30.0)
+    assert seen is not None
+    assert seen.enough is enough
 
 
 def test_nobody_is_let_go_before_as_many_as_are_needed_have_a_node() -> None:

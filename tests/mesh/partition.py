@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from basilica.clocks import SteadyClock
 from basilica.controller.loop import Controller
 from basilica.controller.step import run_of
 from basilica.core.deployment import Deployment
@@ -18,7 +19,6 @@ from basilica.core.why import why
 from basilica.core.world import WorldSize
 from basilica.runtimes.local.gpus import GpuInventory
 from basilica.runtimes.local.runtime import LocalRuntime
-from basilica.server.serve import SystemClock
 from basilica.stores.memory import MemoryStore
 from basilica.wire.render import render_deployment
 from tests.mesh.namespaces import CONTROL, Network
@@ -39,7 +39,7 @@ class Story:
             mesh_limit_seconds=LIMIT_S,
             gpus=GpuInventory(),
         )
-        self.controller = Controller(self.store, self.runtime, SystemClock())
+        self.controller = Controller(self.store, self.runtime, SteadyClock())
 
     async def deploy(self, name: str) -> str:
         spec = DeploymentSpec(name=name, program=Exec(("sh", "-c", WAIT_AT_THE_GATE)), world=WorldSize(3, 3, 3))

@@ -9,7 +9,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from basilica.reach import Reach
+import pytest
+
+from basilica.reach import Reach, borne_name
 from basilica.rendezvous.client import KeysClient
 from basilica.rendezvous.exchange import NoAnswer
 from basilica.rendezvous.names import PAIRS
@@ -90,6 +92,69 @@ def test_a_rendezvous_that_forgot_everything_is_told_again(tmp_path: Path) -> No
                 rendezvous.start()
                 await both_tell(rendezvous.endpoint)
             assert not any(task.done() for task in tasks)
+
+    try:
+        asyncio.run(story())
+    finally:
+        rendezvous.kill()
+
+
+@pytest.mark.parametrize(
+    ("master", "rank", "host", "name"),
+    [
+        ("gpt-0.gpt", "0", "gpt-0", "gpt-0.gpt"),
+        ("gpt-0.gpt", "3", "gpt-3", "gpt-3.gpt"),
+        ("gpt-0.gpt", "3", "gpt-2", ""),  # not the machine that bears it
+        ("gpt-0.gpt", "0", "somewhere", ""),
+        ("127.0.0.1", "0", "127", ""),
+        ("10.0.0.5", "0", "gpt-0", ""),
+        ("", "0", "-0", ""),
+        ("gpt-0.gpt", "", "gpt-", ""),
+    ],
+)
+def test_a_host_has_the_name_that_others_use_if_it_bears_it(master: str, rank: str, host: str, name: str) -> None:
+    assert borne_name({"MASTER_ADDR": master, "BASILICA_RANK": rank}, host) == name
+
+
+def test_who_cannot_resolve_a_name_does_not_reach_its_host(tmp_path: Path) -> None:
+    rendezvous = Rendezvous(tmp_path)
+
+    async def story() -> None:
+        rendezvous.start()
+        reaches = [
+            Reach("one", "127.0.0.1", rendezvous.endpoint, name="localhost"),
+            Reach("two", "127.0.0.1", rendezvous.endpoint, name="gpt-0.gpt.invalid"),
+        ]
+        tasks = [asyncio.create_task(reach.run()) for reach in reaches]
+
+        async def one_complains() -> bool:
+            problem = (await told(rendezvous.endpoint)).get("one", {}).get("two", "")
+            return problem.startswith("cannot resolve the name gpt-0.gpt.invalid: ")
+
+        await until(one_complains)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    try:
+        asyncio.run(story())
+    finally:
+        rendezvous.kill()
+
+
+def test_an_agent_that_is_alone_says_that_it_is_up(tmp_path: Path) -> None:
+    rendezvous = Rendezvous(tmp_path)
+
+    async def story() -> None:
+        rendezvous.start()
+        alone = asyncio.create_task(Reach("one", "127.0.0.1", rendezvous.endpoint).run())
+
+        async def up() -> bool:
+            return await told(rendezvous.endpoint) == {"one": {}}
+
+        await until(up)
+        alone.cancel()
+        await asyncio.gather(alone, return_exceptions=True)
 
     try:
         asyncio.run(story())

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import httpx
 
+from basilica.clocks import SteadyClock
 from basilica.core.deployment import Deployment
 from basilica.core.errors import DeploymentNotFound
 from basilica.kube.api import KubeApi
@@ -14,7 +15,6 @@ from basilica.kube.crd import definition
 from basilica.kube.userdeployment import path_of
 from basilica.operator.election import Election
 from basilica.operator.operator import Operator
-from basilica.server.serve import SystemClock
 from basilica.stores.kubernetes import KubernetesStore, Refusals
 from basilica.testing.fake_runtime import FakeRuntime
 from basilica.testing.kube import KubeServer
@@ -83,7 +83,7 @@ async def operating(
         store = KubernetesStore(api)
         await store.open()
         election = Election(api, namespace="default", identity=identity, duration=duration)
-        operator = Operator(store, lambda: runtime, SystemClock(), election, refusals=Refusals(store))
+        operator = Operator(store, lambda: runtime, SteadyClock(), election, refusals=Refusals(store))
         running = Running(api, store, runtime, operator)
         try:
             yield running

@@ -2,9 +2,9 @@
 
 import asyncio
 
+from basilica.clocks import SteadyClock
 from basilica.core.errors import RuntimeUnavailable
 from basilica.operator.operator import Operator
-from basilica.server.serve import SystemClock
 from basilica.stores.memory import MemoryStore
 from basilica.testing.fake_runtime import FakeRuntime
 
@@ -38,7 +38,7 @@ def test_every_work_is_done_although_one_fails() -> None:
             stop.set()
             return ["old"]
 
-        clock = SystemClock()
+        clock = SteadyClock()
         operator = Operator(
             MemoryStore(),
             FakeRuntime,

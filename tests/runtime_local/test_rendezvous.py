@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from basilica.clocks import SteadyClock
 from basilica.controller.loop import Controller
 from basilica.core.deployment import Deployment
 from basilica.core.mesh import Announcement, Gate
@@ -23,7 +24,6 @@ from basilica.rendezvous.control import RendezvousControl
 from basilica.rendezvous.exchange import NoAnswer
 from basilica.rendezvous.persisting import opened
 from basilica.runtimes.local.ports import ports_of
-from basilica.server.serve import SystemClock
 from basilica.stores.memory import MemoryStore
 from tests.runtime_local.machine import PATIENCE_S, SLEEP, Machine, python
 
@@ -106,7 +106,7 @@ class Plane:
 async def plane(machine: Machine, store: MemoryStore) -> AsyncIterator[Plane]:
     async with machine.control_plane(node="here") as runtime:
         await runtime.close()  # the controller starts it itself
-        controller = Controller(store, runtime, SystemClock())
+        controller = Controller(store, runtime, SteadyClock())
         await controller.start()
         try:
             yield Plane(machine, store)

@@ -29,6 +29,9 @@ class Clock:
     def now(self) -> float:
         return self.time
 
+    def shift(self) -> float:
+        return 0.0
+
 
 @asynccontextmanager
 async def logged_in(world: World, who: httpx.AsyncClient | None = None) -> AsyncIterator[httpx.AsyncClient]:

@@ -49,7 +49,7 @@ def turn_on_an_old_look(sim: Simulation, n: int) -> None:
 
 
 def turn_and_die(sim: Simulation, n: int) -> None:
-    sim.turn(dies_after=n % 4)
+    sim.turn(dies_after=n % 6)
 
 
 def turn_and_lose_the_race(sim: Simulation, n: int) -> None:

@@ -1,4 +1,4 @@
-"""A run, its controller and a runtime that keeps its promises and not one more, all in memory.
+"""A run, the real turn of the controller, and a store and a runtime that keep their promises and not one more.
 
 The runtime is honest to the port: Launch is idempotent and refused while an older attempt of that rank lives, Stop of
 an attempt that never came makes sure that it never will. But it is no friend: looks come late, come twice, miss ranks
@@ -6,14 +6,17 @@ that run, cannot tell, or fail; ranks end in any way; records get lost with the 
 dies between any two steps. Nothing here is random: whoever drives it (Hypothesis, or explore.py) makes the choices.
 
 Every promise of the core that can be checked at one step is checked in `_check_plan`, those about processes where they
-start and end, and those about the end of it all in `settle`.
+start and end, and those about the end of it all in `settle`. What the controller does over many turns is judged by
+`oracle.Oracle`, which knows the rules from the documentation and none of the code that follows them.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from basilica.controller import step as stepping
 from basilica.core import metering, policy
 from basilica.core.actions import Action, Announce, EndProbe, EndRendezvous, Launch, Plan, Probe, Remove, Stop
+from basilica.core.errors import StaleVersion
 from basilica.core.mesh import Announcement, Gate, SeenMesh, SeenRendezvous, failing_pairs
 from basilica.core.phase import BenchPhase, Phase, RankPhase
 from basilica.core.reconcile import reconcile
@@ -22,6 +25,9 @@ from basilica.core.spec import DeploymentSpec, Wanted
 from basilica.core.status import HISTORY_MAX, DeploymentStatus, Usage
 from basilica.core.why import why
 from basilica.core.world import STALLED
+
+from .oracle import Oracle
+from .ports import Died, drive, ports_of
 
 LOOKS_KEPT = 6
 START = 1_000.0
@@ -99,10 +105,16 @@ class Simulation:
     faithful: bool = True  # looks have shown all there was, and no controller has died so far
     told: set[tuple[int, int]] = field(default_factory=set)  # attempts that some look showed running or ended
     turns: int = 0
+    elapsed: float = 0.0  # seconds that passed; the clock may have been set back meanwhile
+    oracle: Oracle = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.oracle = Oracle(self)
 
     # ---- the runtime acts ----------------------------------------------------------------------------------------
 
     def apply(self, action: Action) -> None:
+        self.oracle.acts(action)
         assert not self.removed or isinstance(action, Remove), f"{action} after everything was removed"
         match action:
             case Launch():
@@ -261,6 +273,7 @@ class Simulation:
     def pass_time(self, seconds: float) -> None:
         """Clocks of machines are set back now and then."""
         self.now += seconds
+        self.elapsed += max(0.0, seconds)
         if seconds < 0:
             self.faithful = False
 
@@ -282,7 +295,8 @@ class Simulation:
     def turn(self, *, stale: int = 0, dies_after: int | None = None, conflict: bool = False) -> Plan | None:
         """One turn. `stale`: the look is that many looks old. `conflict`: somebody wrote, the plan is thrown away.
 
-        `dies_after`: the controller dies after the status is saved and so many actions are applied.
+        `dies_after`: the controller dies when so many of its writes are done: that of the status counts as one, and so
+        does each action.
         """
         if self.removed:
             return None
@@ -297,15 +311,25 @@ class Simulation:
         self.delivered = look
         plan = reconcile(self.spec, self.status, look, self.now)
         self._check_plan(plan, look)
-        if conflict:
+        changed = self.restless
+        self.restless = False
+        try:
+            wake_at = drive(stepping.step("sim", *ports_of(self, conflict=conflict, dies_after=dies_after)))[1]
+        except StaleVersion:
+            self.restless = changed
             return plan
-        self.told |= {(s.rank, s.attempt) for s in look.ranks if s.sight in (Sight.RUNNING, Sight.ENDED)}
-        self.status, self.wake_at, self.restless = plan.status, plan.wake_at, False
-        if dies_after is not None and dies_after < len(plan.actions):
+        except Died:
             self.restless = True  # the next controller looks at every live run when it starts
-        for action in plan.actions[:dies_after]:
-            self.apply(action)
+            return plan
+        self.wake_at = wake_at
+        self.oracle.turned(look)
         return plan
+
+    def save(self, status: DeploymentStatus) -> None:
+        """The store has it: from here on a controller that dies has decided this."""
+        self.told |= {(s.rank, s.attempt) for s in self.delivered.ranks if s.sight in (Sight.RUNNING, Sight.ENDED)}
+        self.oracle.saves(self.status, status)
+        self.status = status
 
     def settle(self, *, turns: int = 80) -> None:
         """From here on looks are whole, ranks start when launched, end with 0, and obey stops: so the run must end.
@@ -329,7 +353,7 @@ class Simulation:
             self._everybody_moves()
             if not self.restless:
                 assert self.wake_at is not None, f"nothing will ever wake {self.status}"
-                self.now = max(self.now, self.wake_at)
+                self.pass_time(max(0.0, self.wake_at - self.now))
             self.turn()
         assert self._done(), f"not settled after {turns} turns: {self.status}"
         self._check_end(failed_before)
@@ -473,6 +497,7 @@ class Simulation:
             assert culprit is not None, f"failed, and nobody did it: {status}"
         for exit in status.exits:
             policy.role_of(exit, culprit)
+        self.oracle.ends(culprit)
         if not self.removed:
             plan = reconcile(self.spec, status, self.look(), self.now + 1e6)
             assert (plan.status, plan.actions, plan.wake_at) == (status, (), None), f"a settled run moves: {plan}"

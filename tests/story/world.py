@@ -3,13 +3,13 @@
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from basilica.clocks import SteadyClock
 from basilica.controller.loop import Controller
 from basilica.core.deployment import Deployment
 from basilica.core.phase import Phase
 from basilica.core.spec import DeploymentSpec, Exec
 from basilica.core.world import WorldSize
 from basilica.server.control import ControlPlane, Settings
-from basilica.server.serve import SystemClock
 from basilica.stores.memory import MemoryStore
 from basilica.testing.fake_runtime import FakeRuntime
 
@@ -52,7 +52,7 @@ class World:
 async def world(runtime: FakeRuntime | None = None, store: MemoryStore | None = None) -> AsyncIterator[World]:
     store = store or MemoryStore()
     runtime = runtime or FakeRuntime()
-    clock = SystemClock()
+    clock = SteadyClock()
     controller = Controller(store, runtime, clock)
     await controller.start()
     try:

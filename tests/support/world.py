@@ -12,6 +12,7 @@ from typing import Any, Concatenate, ParamSpec
 import httpx
 import uvicorn
 
+from basilica.clocks import SteadyClock
 from basilica.controller.loop import Controller
 from basilica.core.actions import Stop
 from basilica.core.deployment import Deployment
@@ -22,7 +23,7 @@ from basilica.server.auth import key_record
 from basilica.server.control import DEFAULT_LIMITS, ControlPlane, Settings
 from basilica.server.metrics import Metrics
 from basilica.server.protocol import HttpProtocol
-from basilica.server.serve import Listen, SystemClock, bind
+from basilica.server.serve import Listen, bind
 from basilica.stores.memory import MemoryKeys, MemoryStore
 from basilica.testing.fake_runtime import FakeRuntime
 
@@ -107,7 +108,7 @@ class World:
         self.store: Store = store or self.memory
         self.keys: Keys = keys or MemoryKeys()
         self.runtime = runtime or TalkingRuntime(finish=finish)
-        self.clock = SystemClock()
+        self.clock = SteadyClock()
         self.closing = asyncio.Event()
         self.metrics = Metrics()
         self.plane = ControlPlane(self.store, self.runtime, self.clock, Settings(limits=limits))

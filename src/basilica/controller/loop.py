@@ -70,6 +70,11 @@ class Controller:
             self._due.append(instance)
             self._spawn()
 
+    def rearm(self) -> None:
+        """Turn every run that waits for a moment: the timers of the event loop do not count suspended time."""
+        for instance in tuple(self._timers):
+            self.wake(instance)
+
     @property
     def depth(self) -> int:
         return len(self._due)

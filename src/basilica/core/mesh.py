@@ -1,10 +1,12 @@
 """The gate: which hosts of a run may begin to train, and over what. Pure.
 
-A host is ready when every other host of the run answers it and is answered by it. One that is not ready within the
-limit is let go all the same, as degraded: its traffic takes the relay. What converges later turns ready, and what
+A host is ready when every other host of the run answers it and is answered by it. The time that hosts have for that
+begins when as many agents as the run needs are up: images that are still being pulled cost nobody his time. One that is
+not ready within the limit is let go all the same, as degraded. What converges later turns ready, and what
 falls apart later turns degraded.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -35,11 +37,15 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenMesh:
-    """The hosts of a run, and those ways between them that do not work, or not yet."""
+    """The hosts of a run, and those ways between them that do not work, or not yet.
+
+    `enough`: as many agents are up and heard as the run needs to begin.
+    """
 
     hosts: tuple[str, ...]
     failing: tuple[Pair, ...] = ()
     limit_seconds: float = 30.0
+    enough: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +73,15 @@ class HostGate:
 
 @dataclass(frozen=True, slots=True)
 class MeshStatus:
-    """`failing` are the first few pairs without an answer, of `unanswered` in all."""
+    """`failing` are the first few pairs without an answer, of `unanswered` in all.
+
+    `up_since`: when enough agents were up for the first time, from which on the hosts' time counts.
+    """
 
     hosts: tuple[HostGate, ...] = ()
     failing: tuple[Pair, ...] = ()
     unanswered: int = 0
+    up_since: float | None = None
 
     @property
     def ready(self) -> bool:
@@ -87,11 +97,15 @@ class MeshStatus:
 
     @property
     def transport(self) -> Literal["direct-mesh", "hub-relay", "mixed"]:
-        """How traffic goes, by the hosts that were let go."""
-        relayed = sum(gate is Gate.DEGRADED for _, gate in self.released)
-        if not relayed:
+        """The wire's word for the hosts that were let go: all of them ready, all degraded, or some of each."""
+        degraded = sum(gate is Gate.DEGRADED for _, gate in self.released)
+        if not degraded:
             return "direct-mesh"
-        return "hub-relay" if relayed == len(self.hosts) else "mixed"
+        return "hub-relay" if degraded == len(self.hosts) else "mixed"
+
+    def goes_on(self) -> str:
+        """What is known of hosts that were let go without reaching all others."""
+        return f"the run goes on although {self.problem() or 'not every host reaches every other'}"
 
     def problem(self) -> str:
         """The pairs that do not answer, in a sentence; empty if all do."""
@@ -117,25 +131,34 @@ def failing_pairs(hosts: tuple[str, ...], reports: Mapping[str, Mapping[str, str
     return tuple(failing)
 
 
+def heard(hosts: tuple[str, ...], failing: tuple[Pair, ...]) -> int:
+    """How many of the hosts' agents have told anything. A single one has nobody to tell of."""
+    return len(hosts) - len({pair.source for pair in failing if pair.target == EVERYONE})
+
+
 def turn(before: MeshStatus | None, seen: SeenMesh, now: float) -> tuple[MeshStatus, float | None]:
     """The gate after one look, and when to look again."""
     troubled = {host for pair in seen.failing for host in (pair.source, pair.target)}
     if EVERYONE in troubled:
         troubled.update(seen.hosts)
     known = {host.host: host for host in before.hosts} if before is not None else {}
-    hosts = tuple(
-        _turn_host(known.get(name, HostGate(name)), name in troubled, seen.limit_seconds, now) for name in seen.hosts
-    )
+    up_since = None if before is None else before.up_since
+    if up_since is None and (seen.enough or any(host.gate is not Gate.WAITING for host in known.values())):
+        up_since = now
+    limit = seen.limit_seconds if up_since is not None else math.inf
+    hosts = tuple(_turn_host(known.get(name, HostGate(name)), name in troubled, limit, now) for name in seen.hosts)
     limits = [
         host.failing_since + seen.limit_seconds
         for host in hosts
         if host.failing_since is not None and host.gate is not Gate.DEGRADED
     ]
-    return MeshStatus(hosts, seen.failing[:FAILING_KEPT], len(seen.failing)), min(limits, default=None)
+    return MeshStatus(hosts, seen.failing[:FAILING_KEPT], len(seen.failing), up_since), min(limits, default=None)
 
 
 def _turn_host(host: HostGate, troubled: bool, limit: float, now: float) -> HostGate:
     if not troubled:
         return HostGate(host.host, Gate.READY)
+    if limit == math.inf:
+        return HostGate(host.host, host.gate)
     since = now if host.failing_since is None else min(host.failing_since, now)
     return HostGate(host.host, Gate.DEGRADED if now - since >= limit else host.gate, since)

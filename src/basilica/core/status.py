@@ -92,6 +92,15 @@ class DeploymentStatus:
     warned: tuple[str, ...] = ()
 
     @property
+    def latest(self) -> float:
+        """The newest moment that the controller recorded here by its own clock."""
+        moments = [self.created_at, self.terminal_at, self.whole_at]
+        moments += [sample.at for sample in self.history] + [milestone.at for milestone in self.milestones]
+        moments += [condition.since for condition in self.conditions]
+        moments += [rank.metered_until for rank in self.ranks]
+        return max(moment for moment in moments if moment is not None)
+
+    @property
     def ready(self) -> int:
         """Ranks of the wanted world that are up, and those that have already exited 0."""
         return sum(

@@ -29,15 +29,14 @@ def _under_way(spec: DeploymentSpec, status: DeploymentStatus, now: float) -> st
     if surplus:
         reasons.append(f"{_name(surplus)} to stop (scaled down to {status.world_target})")
     up = f"{status.ready} of {status.world_target} ranks are up"
-    relayed = status.mesh is not None and status.mesh.degraded
-    relay = f"; traffic goes over the relay ({status.mesh.problem()})" if status.mesh is not None and relayed else ""
+    apart = f"; {status.mesh.goes_on()}" if status.mesh is not None and status.mesh.degraded else ""
     if not reasons:
         lost = [r for r in wanted if r.phase is RankPhase.LOST]
         stalled = _stalls(wanted, now)
         idle = up if stalled else f"{up}: nothing to wait for"
-        return (f"{up}; {_name(lost)} lost, the run goes on without" if lost else idle) + relay + stalled
+        return (f"{up}; {_name(lost)} lost, the run goes on without" if lost else idle) + apart + stalled
     degraded = f", fewer than the minimum of {spec.world.min}" if status.phase is Phase.DEGRADED else ""
-    return f"{up}{degraded}; waiting for " + "; ".join(reasons) + relay + _stalls(wanted, now)
+    return f"{up}{degraded}; waiting for " + "; ".join(reasons) + apart + _stalls(wanted, now)
 
 
 def _reasons(wanted: list[RankStatus], spec: DeploymentSpec, status: DeploymentStatus, now: float) -> list[str]:

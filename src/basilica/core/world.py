@@ -91,6 +91,7 @@ class RankStatus:
     provider: str | None = None
     region: str | None = None
     gpus: int = 0
+    launched_at: float | None = None  # by the controller's clock, as is all but `started_at`
     started_at: float | None = None
     metered_until: float | None = None
     restart_at: float | None = None

@@ -11,10 +11,10 @@ import asyncio
 import json
 import os
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
+from basilica.clocks import SteadyClock
 from basilica.core.errors import BasilicaError, RuntimeUnavailable
 from basilica.executors.gang import NEWS, OVER, TIME_IS_UP, TOLD, Gang, Task, process_namespace
 from basilica.places import start_of
@@ -36,6 +36,7 @@ class Warden:
         self.task = task
         self.directory = Path(task["directory"])
         self.layout = Layout(self.directory)
+        self.clock = SteadyClock()
         self.gang = Gang(self.directory, task["job"])
 
     async def tend(self) -> None:
@@ -107,6 +108,7 @@ class Warden:
             memory_limit=None,
             log_limit=LOG_BYTES_MAX,
             wake=str(self.layout.wake),
+            clock_zero=self.clock.zero,
             ranks=[self._rank(rank, gpus) for rank in range(task["replicas"])],
         )
 
@@ -144,11 +146,11 @@ class Warden:
         record = read_record(path)
         if record is None:
             problem = f"its supervisor could not begin; see {self.layout.complaints}"
-            bury(path, Exit(exit_code=None, reason="StartError", finished_at=time.time(), start_error=problem))
+            bury(path, Exit(exit_code=None, reason="StartError", finished_at=self.clock.now(), start_error=problem))
         elif record.exit is None:
             if record.running is not None:
                 await _gone(record.running.pid, record.running.start)
-            append_exit(path, await bury_orphan(self.layout, key, record.claim))
+            append_exit(path, await bury_orphan(self.layout, key, record.claim, self.clock))
         self._tell_news()
 
     def _watch_owner(self) -> Watch | None:

@@ -5,9 +5,9 @@ import hashlib
 import json
 import logging
 import re
-import time
 from collections.abc import Callable
 
+from basilica.clocks import steady_ns
 from basilica.rendezvous.http import Call, LongReply, Reply, text_error
 from basilica.rendezvous.journal import Journal
 from basilica.rendezvous.keyspace import INTERNAL, OVER_QUOTA, SECOND, EtcdError, Event, Request
@@ -30,7 +30,7 @@ class KeyspaceServer:
         self,
         name: str,
         journal: Journal,
-        clock: Callable[[], int] = time.time_ns,
+        clock: Callable[[], int] = steady_ns,
         written: Callable[[], None] = lambda: None,
         quota: Quota = UNSHARED,
     ) -> None:

@@ -6,7 +6,7 @@
 ROOT = "/basilica"
 WORLD = f"{ROOT}/world"  # {"target": N}: how many ranks take part
 MESH_READY = f"{ROOT}/mesh-ready"  # a key for each host that may go
-MESH_DEGRADED = f"{ROOT}/mesh-degraded"  # a key for each that may go over the relay
+MESH_DEGRADED = f"{ROOT}/mesh-degraded"  # a key for each that may go without reaching all others
 HOSTS = f"{ROOT}/hosts"  # where each host answers the others
 PAIRS = f"{ROOT}/pairs"  # which others each host reaches
 ORDERS = f"{ROOT}/ranks"  # which attempt of a rank is to run, where the control plane is far away

@@ -3,16 +3,20 @@
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from basilica.controller.step import run_of
+from basilica.core import metering
 from basilica.core.deployment import Deployment
-from basilica.core.errors import DeploymentNotFound, UDTerminalState, ValidationError, WorldClosed
+from basilica.core.errors import BasilicaError, DeploymentNotFound, UDTerminalState, ValidationError, WorldClosed
 from basilica.core.events import Event, Reason
+from basilica.core.moments import shifted
 from basilica.core.names import instance_name, namespace_of
 from basilica.core.spec import DeploymentSpec, Wanted
 from basilica.core.status import DeploymentStatus
-from basilica.ports import Clock, Limits, Run, Runtime, Store
+from basilica.ports import Clock, Limits, Run, Runtime, Store, UsageRow
 
+T = TypeVar("T")
 DEFAULT_LIMITS = Limits(deployments=10_000, ranks=4096)
 ARCHIVE_SECONDS = 86400.0  # how long an archive is kept that no run uses
 
@@ -43,6 +47,14 @@ class ControlPlane:
     ) -> None:
         self.store, self.runtime, self.clock, self.settings = store, runtime, clock, settings
         self.unattended = unattended
+
+    def now(self) -> float:
+        """The moment as people know it: by the wall clock as it is set now."""
+        return self.clock.now() + self.clock.shift()
+
+    def shown(self, value: T) -> T:
+        """A run, an event or an account with its moments as people know them."""
+        return shifted(value, self.clock.shift())
 
     async def create(self, user: str, spec: DeploymentSpec, idempotency_key: str | None) -> Deployment:
         if spec.archive is not None and not await self.runtime.has_archive(user, spec.archive):
@@ -153,6 +165,23 @@ class ControlPlane:
             except DeploymentNotFound:
                 continue
         return names
+
+    async def usage(self, user: str, limit: int, offset: int) -> list[UsageRow]:
+        """By run, newest first; what a live one used is counted up to now."""
+        rows = await self.store.usage(user, limit=limit, offset=offset)
+        return [row if row.ended_at is not None else await self._counted(row) for row in rows]
+
+    async def _counted(self, row: UsageRow) -> UsageRow:
+        try:
+            status = (await self.store.get(row.instance)).status
+        except BasilicaError:  # deleted meanwhile, or not to be read: then as it was last written down
+            return row
+        used = metering.total(status, self.counted_until())
+        return replace(row, rank_seconds=used.rank_seconds, gpu_seconds=used.gpu_seconds)
+
+    def counted_until(self) -> float | None:
+        """The moment up to which what runs is counted; None while nobody attends to runs: then nobody knows."""
+        return self.clock.now() if self.unattended() is None else None
 
     async def run(self, user: str, name: str) -> Run:
         return run_of(await self.get(user, name))

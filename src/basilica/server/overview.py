@@ -74,7 +74,8 @@ async def watch_all(plane: ControlPlane, user: str, since: int, closing: asyncio
 
 async def _row(plane: ControlPlane, deployment: Deployment) -> RunRow:
     last = await plane.store.events(deployment.instance, limit=1)
-    return render_row(deployment, last[0] if last else None, plane.clock.now(), plane.unattended())
+    shown, event = plane.shown(deployment), plane.shown(last[0]) if last else None
+    return render_row(shown, event, plane.now(), plane.unattended())
 
 
 def _event(changes: RunChanges, version: int | None) -> bytes:

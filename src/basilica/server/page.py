@@ -85,7 +85,7 @@ def add_console(router: APIRouter, plane: ControlPlane, keys: Keys, sessions: Se
         key = await authenticate(keys, request.headers.get("authorization"))
         link = sessions.offer(key)
         path = f"/console/login?{urlencode({'code': link.code})}"
-        return _private(LoginLink(path=path, expires_at=rfc3339(link.expires_at)), 201)
+        return _private(LoginLink(path=path, expires_at=rfc3339(link.expires_at + plane.clock.shift())), 201)
 
     @router.get("/console/login", include_in_schema=False)
     async def log_in(request: Request, code: Annotated[str, Query(max_length=200)] = "") -> Response:
@@ -122,7 +122,7 @@ def add_console(router: APIRouter, plane: ControlPlane, keys: Keys, sessions: Se
     async def session(request: Request) -> Response:
         """Who is logged in, and the server's clock."""
         user: str = request.scope["state"]["user"]
-        return _private(BrowserSession(user=user, version=__version__, now=rfc3339(plane.clock.now())))
+        return _private(BrowserSession(user=user, version=__version__, now=rfc3339(plane.now())))
 
     @router.get("/watch", response_model=RunChanges, responses={200: {"content": {EVENTS: {"schema": _SSE}}}})
     async def watch_deployments(

@@ -50,7 +50,7 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
     router = APIRouter()
 
     def rendered(deployment: Deployment) -> bytes:
-        return render_deployment(deployment, plane.clock.now(), unattended=plane.unattended()).to_json()
+        return render_deployment(plane.shown(deployment), plane.now(), unattended=plane.unattended()).to_json()
 
     def answered(deployment: Deployment, status: int = 200) -> Response:
         return Response(rendered(deployment), status, media_type=JSON)
@@ -58,7 +58,7 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
     async def reported(deployment: Deployment) -> tuple[bytes, float]:
         """With what its ranks reported, and up to when."""
         reports = await last_reports(plane.runtime, deployment)
-        answer = render_deployment(deployment, plane.clock.now(), reports, plane.unattended())
+        answer = render_deployment(plane.shown(deployment), plane.now(), reports, plane.unattended())
         return answer.to_json(), newest(reports)
 
     # ---- runs ----------------------------------------------------------------------------------------------------
@@ -75,7 +75,9 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
     async def list_deployments(request: Request) -> Response:
         """All runs of the user, newest first."""
         found = await plane.deployments(_user(request))
-        return json_answer(out.DeploymentList(deployments=[render_summary(d) for d in found], total=len(found)))
+        return json_answer(
+            out.DeploymentList(deployments=[render_summary(plane.shown(d)) for d in found], total=len(found))
+        )
 
     @router.get("/deployments/{name}", response_model=out.DeploymentResponse)
     async def get_deployment(request: Request, name: str) -> Response:
@@ -178,7 +180,7 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
     async def list_ranks(request: Request, name: str) -> Response:
         d = await plane.get(_user(request), name)
         reports = await last_reports(plane.runtime, d)
-        ranks = [render_rank(r, d.instance, reports.get(r.rank)) for r in shown_ranks(d.spec, d.status)]
+        ranks = [render_rank(plane.shown(r), d.instance, reports.get(r.rank)) for r in shown_ranks(d.spec, d.status)]
         return json_answer(out.RankList(ranks=ranks))
 
     @router.get("/deployments/{name}/series", response_model=out.SeriesList)
@@ -219,7 +221,7 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
         """Newest first; equal ones are folded into `count`. `since`: only what happened after that version."""
         deployment = await plane.get(_user(request), name)
         events = await plane.store.events(deployment.instance, limit=limit, since=since)
-        rows = [render_event(e) for e in events]
+        rows = [render_event(plane.shown(e)) for e in events]
         return json_answer(out.EventList(events=rows, version=max([since, *(e.version for e in events)])))
 
     @router.get("/deployments/{name}/logs", response_class=Response, responses=_LOG_RESPONSES)
@@ -285,7 +287,7 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
         offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
     ) -> Response:
         """Rank-seconds and GPU-seconds by run, newest first; runs that were deleted are still counted."""
-        rows = await plane.store.usage(_user(request), limit=limit, offset=offset)
+        rows = plane.shown(tuple(await plane.usage(_user(request), limit, offset)))
         return json_answer(
             out.UsageList(
                 usage=[
@@ -304,7 +306,7 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
 
     @router.get("/health", response_model=out.Health)
     async def health() -> Response:
-        now = rfc3339(plane.clock.now())
+        now = rfc3339(plane.now())
         return json_answer(
             out.Health(status="healthy", version=__version__, timestamp=now, healthy_validators=1, total_validators=1)
         )
@@ -318,7 +320,7 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
     @router.get("/billing/balance", response_model=out.Balance)
     async def balance() -> Response:
         """Nothing is charged here."""
-        return json_answer(out.Balance(balance="0", last_updated=rfc3339(plane.clock.now())))
+        return json_answer(out.Balance(balance="0", last_updated=rfc3339(plane.now())))
 
     @router.get("/billing/usage", response_model=out.BillingUsage)
     async def billing_usage(

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import uvicorn
 
+from basilica.clock_steps import watching_the_wall_clock
 from basilica.controller.loop import Controller
 from basilica.core.errors import BasilicaError
 from basilica.places import NOTE_FILE, start_of
@@ -61,11 +62,6 @@ class Listen:
             return False
 
 
-class SystemClock:
-    def now(self) -> float:
-        return time.time()
-
-
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What a server is put together from; the adapters are chosen in `wiring`."""
@@ -76,6 +72,7 @@ class Parts:
     clock: Clock
     settings: Settings
     unattended: Callable[[], float | None] = lambda: None
+    keep_clock: Callable[[], None] = lambda: None  # writes down where the clock's time line begins
 
 
 async def serve(parts: Parts, listen: Listen, state_dir: Path, announce: Callable[[str], None]) -> None:
@@ -96,7 +93,7 @@ async def serve(parts: Parts, listen: Listen, state_dir: Path, announce: Callabl
         url = _url(listen, sock)
         try:
             await _start(controller, state_dir)
-            async with _retention(plane):
+            async with _retention(plane), watching_the_wall_clock(lambda: _clock_moved(parts, controller)):
                 with _note(state_dir, url, key_file, listen) as withdraw:
                     server.withdraw = withdraw
                     announce(url)
@@ -122,6 +119,16 @@ async def serve_stateless(parts: Parts, listen: Listen, announce: Callable[[str]
             await parts.runtime.close()
 
 
+def _clock_moved(parts: Parts, controller: Controller) -> None:
+    log.warning(
+        "the wall clock was set, or the machine was suspended: moments are shown %+.0f s from the server's own time "
+        "line, and durations go on as they were",
+        parts.clock.shift(),
+    )
+    asyncio.get_running_loop().run_in_executor(None, parts.keep_clock)
+    controller.rearm()
+
+
 def _nobody_turns(instance: str) -> None:
     pass
 
@@ -139,7 +146,7 @@ async def take_key(keys: Keys, clock: Clock, api_key: str | None) -> None:
         return
     api_key = check_key(api_key)
     if await keys.find_key(digest_of(api_key)) is None:
-        await keys.add_key(key_record(api_key, DEFAULT_USER, clock.now(), note="given at the start"))
+        await keys.add_key(key_record(api_key, DEFAULT_USER, clock.now() + clock.shift(), note="given at the start"))
 
 
 async def ensure_key(keys: Keys, clock: Clock, state_dir: Path, listen: Listen) -> Path:
@@ -154,7 +161,7 @@ async def ensure_key(keys: Keys, clock: Clock, state_dir: Path, listen: Listen) 
         )
     key = new_key()  # also instead of one that was revoked: a restart must not bring that back
     _write_private(path, key + "\n")
-    await keys.add_key(key_record(key, DEFAULT_USER, clock.now(), note="made by the server"))
+    await keys.add_key(key_record(key, DEFAULT_USER, clock.now() + clock.shift(), note="made by the server"))
     return path
 
 

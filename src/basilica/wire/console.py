@@ -51,7 +51,7 @@ def render_row(
     """`unattended`: for how many seconds nobody has looked after runs, if that is a cause for concern."""
     return RunRow(
         **dict(render_summary(deployment)),
-        usage=render_usage(deployment.status),
+        usage=render_usage(deployment.status, None if unattended is not None else now),
         blocked_on=why(deployment.spec, deployment.status, now, unattended),
         stalled=sum(rank.stalled is not None and rank.phase is RankPhase.RUNNING for rank in deployment.status.ranks),
         last_event=None if last is None else render_event(last),

@@ -204,14 +204,14 @@ def _render_bench_result(result: BenchResult) -> out.BenchResultView:
     )
 
 
-def render_usage(status: DeploymentStatus) -> out.UsageView:
-    usage = metering.total(status)
-    counted = [(rank.gpus, rank.metered_until) for rank in status.ranks if rank.metered_until is not None]
+def render_usage(status: DeploymentStatus, now: float | None) -> out.UsageView:
+    """Up to `now`; with None up to the last change of the status. `until` says which."""
+    usage = metering.total(status, now)
     return out.UsageView(
         rank_seconds=usage.rank_seconds,
         gpu_seconds=usage.gpu_seconds,
-        gpus=sum(gpus for gpus, _ in counted),
-        until=rfc3339_or_none(max((until for _, until in counted), default=None)),
+        gpus=sum(rank.gpus for rank in status.ranks if rank.metered_until is not None),
+        until=rfc3339_or_none(metering.counted_until(status, now)),
     )
 
 
@@ -256,7 +256,7 @@ def render_distributed(
         settled=status.settled,
         blocked_on=why(spec, status, now, unattended),
         culprit=None if culprit is None else render_culprit(culprit),
-        usage=render_usage(status),
+        usage=render_usage(status, None if unattended is not None else now),
     )
 
 

@@ -17,17 +17,18 @@ def book(turn: Turn, rank: RankStatus, ended: Ended) -> None:
     usage, rank = metering.close(turn.status.usage, rank, until)
     turn.status = replace(turn.status, usage=usage)
     in_world = rank.rank < turn.status.world_target
-    # What we stopped because it had stalled has failed: it may have a restart, and that costs it one.
-    stalled = ended.stopped and rank.stop_reason == STALLED and in_world and not turn.ended
+    for_stall = ended.stopped and rank.stop_reason == STALLED and in_world and not turn.ended
+    # What we stopped because it had stalled has failed, and a restart costs it one; not what its platform took first.
+    stalled = for_stall and not ended.by_platform
     exit = _exit_of(turn, rank, ended, stalled=stalled)
     rank = replace(rank, started_at=None, restart_at=None, missing_since=None, stop_reason="", note="", stalled=None)
-    if exit.failed and in_world and (stalled or not ended.by_platform):
+    if exit.failed and in_world and not ended.by_platform:
         failures = policy.keep_failure(turn.status.failures, exit, turn.status.whole_at)
         turn.status = replace(turn.status, failures=failures)
     if turn.ended:
         _retire(turn, rank, exit, in_world)
-    elif stalled:
-        _restart_or_lose(turn, rank, exit, by_platform=False)
+    elif for_stall:
+        _restart_or_lose(turn, rank, exit, by_platform=ended.by_platform)
     elif not in_world or ended.stopped:
         turn.ranks[rank.rank] = replace(rank, phase=RankPhase.DROPPED)
     elif exit.exit_code == 0:

@@ -33,7 +33,7 @@ def _tell_of_the_mesh(turn: Turn, before: mesh.MeshStatus | None, after: mesh.Me
         several = len(after.hosts) > 1
         turn.say(Reason.MESH_READY, "every host reaches every other" if several else "all ranks are on one host")
     elif after.degraded and (before is None or before.released != after.released):
-        turn.say(Reason.DEGRADED_MESH, f"hosts go over the relay: {after.problem()}", warning=True)
+        turn.say(Reason.DEGRADED_MESH, after.goes_on(), warning=True)
 
 
 def _announce(turn: Turn, gate: mesh.MeshStatus) -> None:

@@ -39,9 +39,14 @@ def _outdated(turn: Turn, rank: RankStatus) -> bool:
 def _launch_if_due(turn: Turn, rank: RankStatus) -> RankStatus:
     target = turn.status.world_target
     if rank.phase is RankPhase.WAITING:
-        if rank.restart_at is not None and not turn.due(rank.restart_at):
-            return rank
-        rank = replace(rank, phase=RankPhase.LAUNCHED, restart_at=None, world_size=target, gang=turn.spec.gang)
+        if rank.restart_at is not None:
+            # A controller that took over may have a clock that is behind: nobody waits longer than the rule says.
+            latest = turn.now + policy.restart_delay(max(rank.restarts, 1))
+            rank = replace(rank, restart_at=min(rank.restart_at, latest))
+            if rank.restart_at is not None and not turn.due(rank.restart_at):
+                return rank
+        rank = replace(rank, phase=RankPhase.LAUNCHED, restart_at=None, launched_at=turn.now)
+        rank = replace(rank, world_size=target, gang=turn.spec.gang)
         turn.actions.append(Launch(rank.rank, rank.attempt, target))
     elif rank.phase is RankPhase.LAUNCHED and rank.rank not in turn.present:
         turn.actions.append(Launch(rank.rank, rank.attempt, rank.world_size))

@@ -45,7 +45,7 @@ def _update(turn: Turn, rank: RankStatus, seen: SeenRank) -> None:
         provider=seen.provider or rank.provider,
         region=seen.region or rank.region,
         gpus=seen.gpus or rank.gpus,
-        started_at=rank.started_at if rank.started_at is not None else seen.started_at,
+        started_at=rank.started_at if rank.started_at is not None else _started(turn, rank, seen.started_at),
     )
     match seen.sight:
         case Sight.RUNNING:
@@ -64,11 +64,18 @@ def _update(turn: Turn, rank: RankStatus, seen: SeenRank) -> None:
     turn.ranks[rank.rank] = rank
 
 
+def _started(turn: Turn, rank: RankStatus, told: float | None) -> float | None:
+    """When a rank started, by a clock that may be wrong: not before it was launched by ours, and not after now."""
+    if told is None:
+        return None
+    return min(max(told, told if rank.launched_at is None else rank.launched_at), turn.now)
+
+
 def _miss(turn: Turn, rank: RankStatus) -> None:
     """A rank that was up and is not there: gone for good only after a while without a sign of it."""
     if rank.phase is RankPhase.LAUNCHED and rank.started_at is None:
         return  # never seen: its launch is asked for again
-    since = turn.now if rank.missing_since is None else rank.missing_since
+    since = turn.now if rank.missing_since is None else min(rank.missing_since, turn.now)
     if turn.now - since < policy.LOST_AFTER:
         turn.ranks[rank.rank] = replace(rank, missing_since=since)
         turn.wakes.append(since + policy.LOST_AFTER)

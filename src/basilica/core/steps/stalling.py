@@ -9,12 +9,16 @@ from basilica.core.seen import Stalled
 from basilica.core.steps.turn import Turn
 from basilica.core.world import RankStatus
 
+_COMING_OR_GOING = (RankPhase.WAITING, RankPhase.LAUNCHED, RankPhase.STOPPING)
+
 
 def note(turn: Turn, rank: RankStatus, seen: Stalled | None) -> Stalled | None:
     """What the book says of a rank's silence after this look; its stack stays as it was first taken."""
     known = rank.stalled
     if rank.phase is RankPhase.STOPPING:
         return known
+    if seen is not None and seen.since > turn.now:  # by a clock that is ahead: silent since we know, then
+        seen = replace(seen, since=turn.now if known is None else known.since)
     if seen is None:
         if known is not None:
             turn.say(Reason.RANK_RESUMED, f"rank {rank.rank} reports again")
@@ -39,11 +43,13 @@ def tell(turn: Turn) -> None:
 def first_due(turn: Turn) -> RankStatus | None:
     """The rank that fell silent first, once it is due to be restarted for it.
 
-    One at a time: others may go on when it is back, so each has its full time again from when the world is whole.
+    One at a time, and only while every rank is in sight: others may go on when it is back, so each has its full time
+    again from when the world is whole.
     """
     wanted = turn.wanted()
     silent = {r.rank: r.stalled for r in wanted if r.stalled is not None and r.phase is RankPhase.RUNNING}
-    if not silent or any(r.phase in (RankPhase.WAITING, RankPhase.LAUNCHED, RankPhase.STOPPING) for r in wanted):
+    missing = any(r.missing_since is not None for r in wanted)  # it may be what the silent ones wait for, or be one
+    if not silent or missing or any(r.phase in _COMING_OR_GOING for r in wanted):
         return None
     number, stall = stalls.in_order(list(silent.items()))[0]
     was_whole = turn.before.ready == turn.before.world_target

@@ -38,6 +38,8 @@ def judge(turn: Turn) -> None:
 
 
 def keep_deadlines(turn: Turn) -> None:
+    if turn.status.created_at > turn.now:  # by the clock of another machine that is ahead of ours
+        turn.status = replace(turn.status, created_at=turn.now)
     spec, created = turn.spec, turn.status.created_at
     if spec.ttl_seconds and turn.due(created + spec.ttl_seconds):
         end(turn, Phase.CANCELLED, f"its time to live of {spec.ttl_seconds:g} s ran out")

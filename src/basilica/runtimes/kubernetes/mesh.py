@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection
 
-from basilica.core.mesh import Pair, SeenMesh
+from basilica.core.mesh import Pair, SeenMesh, heard
 from basilica.core.world import WorldSize
 from basilica.runtimes.kubernetes.parse import PodFacts
 
@@ -10,7 +10,8 @@ Failing = Callable[[tuple[str, ...]], tuple[Pair, ...]]  # the ways between thes
 
 
 def see_mesh(pods: Collection[PodFacts], world: WorldSize, failing: Failing, limit_seconds: float) -> SeenMesh | None:
-    """The nodes of the ranks, once as many as the run needs have one; before that there is nothing to be let go.
+    """The nodes of the ranks, once as many as the run needs have one; before that there is nothing to be let go. That
+    they have one does not mean that they run: an image may still be on its way.
 
     Each rank has an agent, named by its node and itself, that tells of every other: pods of one node have addresses of
     their own. What is wrong between two agents is wrong between their nodes.
@@ -19,11 +20,13 @@ def see_mesh(pods: Collection[PodFacts], world: WorldSize, failing: Failing, lim
     if len({pod.rank for pod in placed}) < world.min:
         return None
     agents = tuple(sorted({f"{pod.node}/{pod.rank}" for pod in placed}))
-    wrong = {(_node(pair.source), _node(pair.target)): pair.problem for pair in failing(agents)}
+    pairs = failing(agents)
+    wrong = {(_node(pair.source), _node(pair.target)): pair.problem for pair in pairs}
     return SeenMesh(
         hosts=tuple(sorted({pod.node for pod in placed})),
         failing=tuple(Pair(source, target, problem) for (source, target), problem in sorted(wrong.items())),
         limit_seconds=limit_seconds,
+        enough=heard(agents, pairs) >= world.min,
     )
 
 

@@ -9,13 +9,13 @@ import asyncio
 import json
 import os
 import signal
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from basilica.bench.report import parse
+from basilica.clocks import SteadyClock
 from basilica.core.errors import RuntimeUnavailable
 from basilica.core.phase import BenchPhase
 from basilica.core.seen import SeenBench
@@ -61,12 +61,14 @@ class Benches:
         start: Callable[[StartRequest], Awaitable[StartReply]],
         groups: Callable[[str], RankCgroups],
         changed: Callable[[str], None],
+        clock: SteadyClock,
     ) -> None:
         self._layout = layout
         self._python = python
         self._start = start
         self._groups = groups
         self._changed = changed
+        self._clock = clock
         self._boot = supervisor.boot()
         self._live: dict[str, _Live] = {}
         self._failures: dict[str, str] = {}
@@ -165,7 +167,7 @@ class Benches:
         """Its supervisor was killed: end what is left, and write down that nobody knows how it ended."""
         if record.claim.boot == self._boot:
             await self._kill_leftovers(instance, record.claim)
-        exit = Exit(exit_code=None, reason="Unknown", finished_at=time.time())
+        exit = Exit(exit_code=None, reason="Unknown", finished_at=self._clock.now())
         with suppress(OSError):  # the next look comes to the same conclusion
             append_exit(self._file(instance, "1.record"), exit)
         return replace(record, exit=exit)
@@ -199,7 +201,7 @@ class Benches:
     async def end(self, instance: str) -> None:
         """Take the probe down, if it has not ended, and keep it from ever starting."""
         self._failures.pop(instance, None)
-        never_started = Exit(exit_code=None, reason="Cancelled", finished_at=time.time(), stopped=True)
+        never_started = Exit(exit_code=None, reason="Cancelled", finished_at=self._clock.now(), stopped=True)
         asking = signal.SIGTERM
         try:
             record = read_record(self._file(instance, "1.record"))
@@ -252,6 +254,7 @@ class Benches:
             grace=0.0,
             memory_limit=None,
             log_limit=LOG_LIMIT_BYTES,
+            clock_zero=self._clock.zero,
             wake=os.devnull,  # its end is seen by the end of its supervisor; there it would be taken for a rank
             ranks=[task],
         )

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from basilica.core.mesh import SeenMesh
+from basilica.core.mesh import SeenMesh, heard
+from basilica.core.world import WorldSize
 from basilica.rendezvous.pairs import PairReports
 
 LOOPBACK = "127.0.0.1"
@@ -43,12 +44,14 @@ class Hosts:
     def _of_world(self, size: int) -> tuple[Host, ...]:
         return self._hosts[:size]
 
-    def mesh(self, instance: str, size: int) -> SeenMesh:
+    def mesh(self, instance: str, world: WorldSize) -> SeenMesh:
         """What is known of the network between the hosts of a run of that size."""
-        names = tuple(host.name for host in self._of_world(size))
+        names = tuple(host.name for host in self._of_world(world.target))
         watched = self._watched.get(instance)
         reports = watched.reports if watched is not None else PairReports("", lambda: None)
-        return SeenMesh(hosts=names, failing=reports.failing(names), limit_seconds=self._limit)
+        failing = reports.failing(names)
+        enough = heard(names, failing) >= len(self._of_world(world.min))
+        return SeenMesh(hosts=names, failing=failing, limit_seconds=self._limit, enough=enough)
 
     def watch(self, instance: str, size: int, endpoint: str, wake: Callable[[str], None]) -> None:
         """Have each host of the run tell which others it reaches. One host has nothing to tell."""

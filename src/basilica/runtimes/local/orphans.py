@@ -2,8 +2,8 @@
 
 import asyncio
 import os
-import time
 
+from basilica.clocks import SteadyClock
 from basilica.runtimes.local import supervisor
 from basilica.runtimes.local.layout import Key, Layout
 from basilica.runtimes.local.records import Claim, Exit
@@ -13,9 +13,9 @@ KILL_AGAIN_S = 0.05
 MARK = "BASILICA_EXEC"  # in the environment of a command that was started beside a rank, and of all that it started
 
 
-async def bury_orphan(layout: Layout, key: Key, claim: Claim) -> Exit:
+async def bury_orphan(layout: Layout, key: Key, claim: Claim, clock: SteadyClock) -> Exit:
     """Kill what is left of an attempt whose supervisor and rank are gone. Nobody knows how it ended."""
-    finished_at = time.time()
+    finished_at = clock.now()
     while await asyncio.to_thread(kill_leftovers, layout, key, claim):
         await asyncio.sleep(KILL_AGAIN_S)
     for path in claim.cgroups:

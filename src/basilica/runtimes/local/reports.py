@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from basilica.clocks import SteadyClock, counted
 from basilica.core import stalls
 from basilica.core.reports import Report, Series, SeriesQuery
 from basilica.core.seen import Stalled
@@ -60,6 +61,7 @@ class Reports:
     files: FileWatcher
     spawn: Spawn
     stalled: Callable[[Key, Stalled | None], None]
+    clock: SteadyClock
     _watched: dict[Key, dict[int, _Process]] = field(default_factory=dict)
     _readers: Readers = field(default_factory=Readers)
     _room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(STACKS_AT_ONCE))
@@ -114,7 +116,7 @@ class Reports:
             process.timer = loop.call_later(max(left, SOON), self._look, process)
             return
         if adopted:
-            self._tell(process, _stall(told, stacks.NOTHING))
+            self._tell(process, self._stall(told, stacks.NOTHING))
         if process.asked != told.last.n:
             process.asked = told.last.n
             self.spawn(self._found_silent(process, told))
@@ -140,7 +142,7 @@ class Reports:
 
         process.unwatch = self.files.watch(file.path, changed)
         if not self._written(process):  # else it was only slow
-            self._tell(process, _stall(told, taken))
+            self._tell(process, self._stall(told, taken))
 
     def _written(self, process: _Process) -> bool:
         """A silent process wrote to its file: True if that was a report."""
@@ -183,7 +185,8 @@ class Reports:
                     for each in forget:
                         each()
 
-
-def _stall(told: Told, taken: stacks.Stacks) -> Stalled:
-    usual = told.last.usual or 0.0
-    return Stalled(since=round(told.last.at, 3), usual_step_seconds=usual, where=taken.where, stack=taken.text)
+    def _stall(self, told: Told, taken: stacks.Stacks) -> Stalled:
+        """Since when by the monotonic clock of its last report: its wall clock may have been set meanwhile."""
+        suspended = round(counted() - time.monotonic())  # whole seconds: the same report gives the same moment
+        since = round(self.clock.zero + suspended + told.last.mono, 3)
+        return Stalled(since=since, usual_step_seconds=told.last.usual or 0.0, where=taken.where, stack=taken.text)

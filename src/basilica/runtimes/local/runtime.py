@@ -13,6 +13,7 @@ from contextlib import aclosing, suppress
 from hashlib import sha256
 from pathlib import Path
 
+from basilica.clocks import SteadyClock
 from basilica.core.actions import Launch, Probe, Stop
 from basilica.core.errors import Conflict, RuntimeUnavailable
 from basilica.core.mesh import Announcement
@@ -68,10 +69,12 @@ class LocalRuntime:
         gpus: GpuInventory | None = None,
         python: str = sys.executable,
         log_limit_bytes: int = LOG_LIMIT_BYTES,
+        clock: SteadyClock | None = None,
     ) -> None:
         """`hosts`: network namespaces that ranks are spread over, all of which reach `rendezvous_address`."""
         self._layout = Layout(state_dir.absolute())
-        self._archives = Archives(self._layout.archives)
+        self._clock = clock or SteadyClock()
+        self._archives = Archives(self._layout.archives, self._clock)
         self._node = node or socket.gethostname()
         self._hosts = Hosts(hosts or (Host(self._node),), python=python, limit_seconds=mesh_limit_seconds)
         self._rendezvous_address = rendezvous_address
@@ -123,7 +126,7 @@ class LocalRuntime:
     def _prepare_following(self) -> None:
         """The parts that must be there at once, since supervisors of an earlier server may ring."""
         self._files = FileWatcher()
-        self._reports = Reports(self._layout, self._files, self._background.spawn, self._stalled)
+        self._reports = Reports(self._layout, self._files, self._background.spawn, self._stalled, self._clock)
         self._tracking = Tracking(
             layout=self._layout,
             table=self._table,
@@ -131,6 +134,7 @@ class LocalRuntime:
             reports=self._reports,
             changes=self._changes,
             background=self._background,
+            clock=self._clock,
         )
         self._stopping = Stopping(
             layout=self._layout,
@@ -138,6 +142,7 @@ class LocalRuntime:
             tracking=self._tracking,
             line=self._line,
             background=self._background,
+            clock=self._clock,
         )
         self._benches = Benches(
             self._layout,
@@ -145,6 +150,7 @@ class LocalRuntime:
             start=self._fork_server.start_ranks,
             groups=lambda instance: self._starting.groups(f"{instance}-bench", memory_bytes=None, cpu=CORES),
             changed=self._changes.tell,
+            clock=self._clock,
         )
 
     async def _examine_machine(self) -> None:
@@ -166,6 +172,7 @@ class LocalRuntime:
             rendezvous_address=self._rendezvous_address,
             log_limit=self._log_limit,
             directory=self._directory,
+            clock=self._clock,
         )
         self._launching = Launching(
             starting=self._starting,
@@ -204,7 +211,7 @@ class LocalRuntime:
             ranks=tuple(attempt.seen(self._hosts.of_rank(attempt.key.rank).name) for attempt in attempts),
             bench=None if run.spec.bench is None else await self._benches.seen(run.instance),
             rendezvous=self._rendezvous.seen(run.instance),
-            mesh=self._hosts.mesh(run.instance, run.spec.world.target),
+            mesh=self._hosts.mesh(run.instance, run.spec.world),
             warnings=(
                 *warnings_of(run.spec.resources, self._cgroups, self._line.inventory),
                 *self._rendezvous.warnings(run.instance),

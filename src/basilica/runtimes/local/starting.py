@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
+from basilica.clocks import SteadyClock
 from basilica.core.actions import Launch
 from basilica.ports import Run
 from basilica.runtimes.local.cgroups import Cgroups, RankCgroups, for_rank
@@ -30,6 +31,7 @@ class Starting:
     rendezvous_address: str
     log_limit: int
     directory: str
+    clock: SteadyClock
 
     def request(self, run: Run, granted: Mapping[Launch, tuple[str, ...]]) -> StartRequest:
         """Start these, each with the GPUs that it was given."""
@@ -44,6 +46,7 @@ class Starting:
             memory_limit=run.spec.resources.memory_bytes,
             log_limit=self.log_limit,
             wake=str(self.layout.wake),
+            clock_zero=self.clock.zero,
             ranks=[self._task(run, launch, uuids, environment) for launch, uuids in granted.items()],
         )
 

@@ -2,9 +2,9 @@
 
 import asyncio
 import signal
-import time
 from dataclasses import dataclass
 
+from basilica.clocks import SteadyClock
 from basilica.core.seen import Sight
 from basilica.runtimes.local.background import Background
 from basilica.runtimes.local.layout import Key, Layout
@@ -22,6 +22,7 @@ class Stopping:
     tracking: Tracking
     line: GpuLine
     background: Background
+    clock: SteadyClock
 
     def stop(self, key: Key, grace_seconds: float) -> None:
         """Ask for the end of an attempt of a known run. `OSError` if that can neither be written down nor signalled."""
@@ -29,7 +30,7 @@ class Stopping:
         if attempt is not None and attempt.sight is Sight.ENDED:
             return
         self.line.leave(key)
-        never_started = Exit(exit_code=None, reason="Cancelled", finished_at=time.time(), stopped=True)
+        never_started = Exit(exit_code=None, reason="Cancelled", finished_at=self.clock.now(), stopped=True)
         try:
             write_stop(self.layout.stop(key), grace_seconds)
             buried = bury(self.layout.record(key), never_started)

@@ -45,6 +45,7 @@ KILL_AGAIN_AT_MOST_S = 1.0
 TRY_TO_WRITE_AGAIN_S = 1.0
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 NEVER = float("inf")
+COUNTER = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 WOKEN_BY = (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1, signal.SIGIO)
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -155,6 +156,10 @@ class Supervisor:
     def file(self, kind: str) -> str:
         return f"{self.directory}/{self.task['attempt']}.{kind}"
 
+    def now(self) -> float:
+        """The moment on the time line of who asked for the rank: it does not jump when the wall clock is set."""
+        return self.request["clock_zero"] + time.clock_gettime(COUNTER)
+
     def supervise(self) -> None:
         self.wakeup = signals_as_bytes()
         try:
@@ -171,10 +176,10 @@ class Supervisor:
         problem = self.execute()
         if problem is not None:
             code, sentence = problem
-            self.finished_at = time.time()
+            self.finished_at = self.now()
             self.finish(exit_code=code, start_error=sentence)
             return
-        rank = {"pid": self.rank_pid, "start": start_time(self.rank_pid), "started_at": time.time()}
+        rank = {"pid": self.rank_pid, "start": start_time(self.rank_pid), "started_at": self.now()}
         with suppress(OSError):  # a failing disk is no reason to leave the rank alone
             append(self.record, "running", rank)
         self.tell("started")
@@ -206,7 +211,7 @@ class Supervisor:
             "pid": os.getpid(),
             "start": start_time(os.getpid()),
             "boot": self.server.boot,
-            "claimed_at": time.time(),
+            "claimed_at": self.now(),
             "gpus": self.task["gpus"],
             "cgroups": [group["path"] for group in self.task["cgroups"]],
             "tombstone": False,
@@ -308,7 +313,7 @@ class Supervisor:
                 if pid == 0:
                     break
                 if pid == self.rank_pid:
-                    status, self.finished_at = ended, time.time()
+                    status, self.finished_at = ended, self.now()
             if status is not None:
                 if not left:
                     return status
@@ -369,7 +374,7 @@ class Supervisor:
             "exit_code": exit_code,
             "signal": signal_name,
             "reason": reason_of(exit_code, signal_name, oom_kills, self.asked_to_stop, start_error),
-            "finished_at": self.finished_at or time.time(),
+            "finished_at": self.finished_at or self.now(),
             "oom_kills": oom_kills,
             "stopped": self.asked_to_stop,
             "by_platform": False,
@@ -386,6 +391,7 @@ class Supervisor:
         self.tell("ended")
         with suppress(OSError):  # nothing better can be done about a failing disk here
             os.fsync(self.record)
+            os.fsync(self.directory_fd)  # else the file may be there without its name
         for group in reversed(self.task["cgroups"]):
             remove_cgroup(group["path"])
 

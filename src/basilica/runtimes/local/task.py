@@ -37,7 +37,8 @@ class RankTask(TypedDict):
 class StartRequest(TypedDict):
     """Ranks of one run. `memory_limit` is for machines that limit no memory by control groups.
 
-    `grace` is for a stop that could not say its own, the disk being full.
+    `grace` is for a stop that could not say its own, the disk being full. `clock_zero` is the moment at which the
+    kernel's counter of seconds since boot was zero, on the time line of who asks: the moments in records are on it.
     """
 
     argv: list[str]
@@ -47,6 +48,7 @@ class StartRequest(TypedDict):
     memory_limit: int | None
     log_limit: int
     wake: str
+    clock_zero: float
     ranks: list[RankTask]
 
 

@@ -1,11 +1,11 @@
 """Following attempts from their claim to their end: by their records, by what is rung, and by watching processes."""
 
 import asyncio
-import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from basilica.clocks import SteadyClock
 from basilica.core.seen import Sight
 from basilica.runtimes.local import supervisor
 from basilica.runtimes.local.attempts import Attempt, ended_of
@@ -33,6 +33,7 @@ class Tracking:
     reports: Reports
     changes: Changes
     background: Background
+    clock: SteadyClock
     _boot: str = field(default_factory=supervisor.boot)
     _unclaimable: dict[Key, str] = field(default_factory=dict)  # attempts that could not even be claimed, and why
 
@@ -105,7 +106,7 @@ class Tracking:
         elif record.exit is not None:
             self.end(key, record.running, record.exit)
         elif record.claim.boot != self._boot:
-            lost = Exit(exit_code=None, reason="Unknown", finished_at=time.time(), by_platform=True)
+            lost = Exit(exit_code=None, reason="Unknown", finished_at=self.clock.now(), by_platform=True)
             self._write_end(key, record, lost)
         else:
             self._claimed(key, record)
@@ -154,7 +155,7 @@ class Tracking:
     # ---- the end -----------------------------------------------------------------------------------------------------
 
     async def _bury(self, key: Key, record: Record) -> None:
-        exit = await bury_orphan(self.layout, key, record.claim)
+        exit = await bury_orphan(self.layout, key, record.claim, self.clock)
         self._write_end(key, record, exit)
 
     def _write_end(self, key: Key, record: Record, exit: Exit) -> None:

@@ -1,0 +1,160 @@
+"""A judge of what a controller did over many turns: the rules as users are told them, and nothing of the core's code.
+
+It knows what really became of every process and what the controller was shown of it, and counts for itself: failures
+against the budget, seconds against the back-off, the order of failures against the one that is blamed.
+"""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from basilica.core.actions import Action, Launch, Stop
+from basilica.core.phase import Phase, RankPhase
+from basilica.core.policy import Culprit
+from basilica.core.seen import Ended, SeenRank, Sight, Sighting
+from basilica.core.status import DeploymentStatus
+
+if TYPE_CHECKING:
+    from .simulation import Process, Simulation
+
+UNSEEN_SECONDS = 30.0  # a rank that no look has shown for so long is gone
+SIMULTANEOUS_SECONDS = 0.05
+SOONEST_SECONDS = 1.0  # until a rank starts again
+LATEST_SECONDS = 60.0
+
+Key = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An attempt that ended badly by itself, and when the controller was told."""
+
+    key: Key
+    told_at: float  # in seconds that passed
+    turn: int
+    finished_at: float
+    by_platform: bool
+
+
+@dataclass
+class Oracle:
+    sim: "Simulation"
+    failures: dict[Key, Failure] = field(default_factory=dict)
+    last_shown: dict[Key, float] = field(default_factory=dict)
+    window: int = 0  # the turn in which the controller last took up a change of the spec: budgets may begin anew
+    whole: int = 0  # the turn in which the world last became whole
+    changes: int = 0
+
+    # ---- what the controller was told, and what it wrote down ------------------------------------------------------
+
+    def saves(self, before: DeploymentStatus, after: DeploymentStatus) -> None:
+        """The look of this turn is taken in for good."""
+        sim = self.sim
+        if after.observed_generation != before.observed_generation:
+            self.window, self.changes = sim.turns, self.changes + 1
+        for seen in sim.delivered.ranks:
+            self.last_shown[seen.rank, seen.attempt] = sim.elapsed
+            if seen.ended is not None and _failed(seen.ended):
+                self._note(before, seen, seen.ended)
+        if _is_whole(after) and not _is_whole(before):
+            self.whole = sim.turns
+        self._check_lost(before, after)
+
+    def _note(self, before: DeploymentStatus, seen: SeenRank, ended: Ended) -> None:
+        key = (seen.rank, seen.attempt)
+        current = any((r.rank, r.attempt) == key and r.phase.may_run for r in before.ranks)
+        if current and key not in self.failures:
+            sim = self.sim
+            self.failures[key] = Failure(key, sim.elapsed, sim.turns, ended.finished_at, ended.by_platform)
+
+    def _check_lost(self, before: DeploymentStatus, after: DeploymentStatus) -> None:
+        """A rank is given up only when its budget is spent."""
+        lost_before = {r.rank for r in before.ranks if r.phase is RankPhase.LOST}
+        for rank in after.ranks:
+            newly = rank.phase is RankPhase.LOST and rank.rank not in lost_before
+            if not newly or after.phase.terminal or before.phase.terminal:
+                continue
+            ends = [p.ended for p in self.sim.processes if p.rank == rank.rank and p.ended is not None]
+            if any(e.start_error is not None for e in ends):
+                continue
+            bad = sum(not e.by_platform and (_failed(e) or e.stopped) for e in ends)
+            assert bad > self.sim.spec.max_restarts, f"rank {rank.rank} was given up after {bad} bad ends"
+
+    # ---- what the controller does ----------------------------------------------------------------------------------
+
+    def acts(self, action: Action) -> None:
+        """Before the runtime does it: what is done is written down already, so that the next controller knows."""
+        book = {(r.rank, r.attempt): r for r in self.sim.status.ranks}
+        if isinstance(action, Launch):
+            entry = book.get((action.rank, action.attempt))
+            assert entry is not None, f"{action} is not written down"
+            assert entry.phase is RankPhase.LAUNCHED, f"{action} is not written down: {entry.phase}"
+            self._check_launch(action)
+        elif isinstance(action, Stop):
+            entry = book.get((action.rank, action.attempt))
+            wanted = entry is not None and entry.phase in (RankPhase.LAUNCHED, RankPhase.RUNNING)
+            assert not wanted, f"{action} is not written down: {entry}"
+
+    def _check_launch(self, launch: Launch) -> None:
+        older = [p for p in self.sim.processes if p.rank == launch.rank and p.attempt < launch.attempt]
+        for process in older:
+            assert not self._doubled(process), f"{launch} beside {process}, which nobody has given up"
+        mine = [f for f in self.failures.values() if f.key[0] == launch.rank and f.key[1] < launch.attempt]
+        charged = [f for f in mine if f.turn > self.window and not f.by_platform]
+        assert len(charged) <= self.sim.spec.max_restarts, f"{launch} after {len(charged)} failures"
+        last = max(mine, key=lambda f: f.key[1], default=None)
+        if last is None or last.turn <= self.window or last.key[1] != launch.attempt - 1:
+            return
+        passed = self.sim.elapsed - last.told_at
+        due = SOONEST_SECONDS if last.by_platform else min(LATEST_SECONDS, SOONEST_SECONDS * 2 ** (len(charged) - 1))
+        assert passed >= due - 1e-6, f"{launch} came {passed:g} s after a failure, too soon by {due - passed:g} s"
+
+    def _doubled(self, process: "Process") -> bool:
+        """It lives, nobody asked it to stop, and it was seen so lately that nobody may take it for gone."""
+        if not process.alive or process.asked_to_stop or process.key in self.sim.tombstones:
+            return False
+        if process.key not in self.last_shown:
+            return True  # launched, and never seen since: it is asked for again, as the same attempt
+        return self.sim.elapsed - self.last_shown[process.key] < UNSEEN_SECONDS - 1e-6
+
+    def turned(self, look: Sighting) -> None:
+        """A whole turn is over: what has no business to run was told to go."""
+        sim = self.sim
+        if sim.removed:
+            return
+        book = {(r.rank, r.attempt): r for r in sim.status.ranks}
+        shown = {(s.rank, s.attempt) for s in look.ranks if s.sight is not Sight.ENDED}
+        for process in sim.processes:
+            if process.key not in shown or not process.alive or process.asked_to_stop:
+                continue
+            entry = book.get(process.key)
+            assert entry is not None, f"{process} runs, and the book does not know it"
+            assert entry.phase.may_run, f"{process} runs, and the book has it as {entry.phase}"
+            assert process.rank < sim.status.world_target, (
+                f"{process} is more than the {sim.status.world_target} wanted"
+            )
+            assert not sim.status.phase.terminal, f"{process} runs on after the end"
+
+    # ---- the end ---------------------------------------------------------------------------------------------------
+
+    def ends(self, culprit: Culprit | None) -> None:
+        """The one that is blamed failed first, as far as the controller could know."""
+        sim = self.sim
+        simple = sim.faithful and self.changes == 1 and not any(p.asked_to_stop and p.stalled for p in sim.processes)
+        if sim.status.phase is not Phase.FAILED or culprit is None or not simple or "stalled" in culprit.evidence:
+            return
+        since_whole = [f for f in self.failures.values() if f.turn >= self.whole and not f.by_platform]
+        if not since_whole:
+            return
+        first = min(since_whole, key=lambda f: (f.turn, f.finished_at))
+        blamed = self.failures.get((culprit.exit.rank, culprit.exit.attempt))
+        assert blamed is not None, f"{culprit} has not failed"
+        together = blamed.finished_at - first.finished_at <= SIMULTANEOUS_SECONDS or blamed.turn == first.turn
+        assert together, f"{culprit} is blamed, and {first} came before"
+
+
+def _failed(ended: Ended) -> bool:
+    return not ended.stopped and ended.exit_code != 0
+
+
+def _is_whole(status: DeploymentStatus) -> bool:
+    return status.world_target > 0 and status.ready == status.world_target
