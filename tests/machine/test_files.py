@@ -33,7 +33,7 @@ def nothing_blocks() -> Iterator[None]:
         raise TimeoutError("the door waited")
 
     before = signal.signal(signal.SIGALRM, too_long)
-    signal.alarm(5)
+    signal.alarm(60)
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)
@@ -83,6 +83,15 @@ def test_a_file_is_written_in_the_place_of_anything(impostor: tuple[str, str], p
     path, _ = impostor
     files.write(path, b"ours")
     assert files.read(path, 100) == b"ours"
+    assert (place.parent / "secret").read_bytes() == SECRET
+
+
+def test_a_file_is_appended_to_in_the_place_of_anything(impostor: tuple[str, str], place: Path) -> None:
+    path, _ = impostor
+    for piece in (b"one", b"two"):
+        with files.appending(path) as fd:
+            os.write(fd, piece)
+    assert files.read(path, 100) == b"onetwo"
     assert (place.parent / "secret").read_bytes() == SECRET
 
 
@@ -170,7 +179,7 @@ def test_an_error_of_the_disk_is_named(place: Path, monkeypatch: pytest.MonkeyPa
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(os, "pread", fails)
-    with pytest.raises(UnusableFile, match="file cannot be read: Input/output error") as caught:
+    with pytest.raises(UnusableFile, match="file cannot be used: Input/output error") as caught:
         files.read(str(place / "file"), 10)
     assert caught.value.errno == errno.EIO
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)

@@ -58,10 +58,13 @@ def kind_of(mode: int) -> str:
 
 
 @contextmanager
-def opened(path: str) -> Iterator[int]:
-    """A descriptor for reading a regular file. An error of the disk while it is read is an `UnusableFile` as well."""
+def opened(path: str, flags: int = os.O_RDONLY) -> Iterator[int]:
+    """A descriptor of a regular file. An error of the disk while it is used is an `UnusableFile` as well.
+
+    `flags` say what for: reading, unless they say otherwise.
+    """
     with _parent(path) as (parent, name):
-        fd = _open(path, parent, name)
+        fd = _open(path, parent, name, flags)
     try:
         yield fd
     except OSError as error:
@@ -147,11 +150,11 @@ def _parent(path: str) -> Iterator[tuple[int, str]]:
         yield fd, name
 
 
-def _open(path: str, parent: int, name: str) -> int:
+def _open(path: str, parent: int, name: str, flags: int) -> int:
     """Looked at before it is opened, since to open a device can do something; and again after, since that may race."""
     try:
         _check(path, parent, os.stat(name, dir_fd=parent, follow_symlinks=False))
-        fd = os.open(name, os.O_RDONLY | _FILE, dir_fd=parent)
+        fd = os.open(name, flags | _FILE, dir_fd=parent)
     except OSError as error:
         raise _unusable(path, error) from error
     try:
@@ -177,7 +180,7 @@ def _unusable(path: str, error: OSError) -> OSError:
         return error
     if isinstance(error, BlockingIOError):
         return UnusableFile(path, "is held by a lease of another process", errno.EAGAIN)
-    return UnusableFile(path, f"cannot be read: {error.strerror or error}", error.errno or errno.EIO)
+    return UnusableFile(path, f"cannot be used: {error.strerror or error}", error.errno or errno.EIO)
 
 
 def _no_directory(path: str, parent: int, name: str, error: OSError) -> OSError:
@@ -210,8 +213,27 @@ def write(path: str, data: bytes) -> None:
             raise
 
 
+@contextmanager
+def appending(path: str) -> Iterator[int]:
+    """A descriptor to append to the file, which is made if it is not there; whatever else had the name is put aside."""
+    with _parent(path) as (parent, name):
+        try:
+            fd = _open(path, parent, name, os.O_WRONLY | os.O_APPEND)
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError):
+                _put_aside(parent, name)
+            fd = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | _FILE, 0o600, dir_fd=parent)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
 def make_directory(path: str) -> None:
-    """Make the directory unless it is there; whatever else has the name is put aside."""
+    """Make the directory, and those above it, unless they are there; whatever else has its name is put aside."""
+    above = path.rpartition("/")[0]
+    if above and kind(above) is None:
+        make_directory(above)
     with _parent(path) as (parent, name):
         try:
             os.mkdir(name, 0o700, dir_fd=parent)
