@@ -25,6 +25,7 @@ from basilica.client.views import (
 )
 from basilica.core import waits
 from basilica.core.errors import (
+    BadResult,
     BelowMinimumWorld,
     DeploymentNotFound,
     NetworkError,
@@ -330,7 +331,9 @@ def results(run: Remembered, timeout: float | None) -> Flow[dict[int, Any]]:
 def results_so_far(run: Remembered) -> Flow[dict[int, Any]]:
     """What ranks have returned, by rank, whatever became of the others."""
     answer = yield from ask(Call(method="GET", path=f"{run.path}/results"), name=run.name)
-    return {int(rank): value for rank, value in answer.json()["results"].items()}
+    found = answer.json()
+    problems = {int(rank): BadResult(int(rank), problem) for rank, problem in (found.get("problems") or {}).items()}
+    return dict(sorted(({int(rank): value for rank, value in found["results"].items()} | problems).items()))
 
 
 def execute(run: Remembered, command: Sequence[str], rank: int) -> Flow[None]:

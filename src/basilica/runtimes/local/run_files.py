@@ -12,6 +12,7 @@ from basilica.runtimes.local.layout import Key, Layout, number_of
 from basilica.runtimes.local.records import read_record
 
 RESULT_BYTES_MAX = 8 << 20
+RESULTS_BYTES_MAX = 128 << 20  # of all ranks together: they travel in one answer
 
 
 def unended(layout: Layout) -> list[str]:
@@ -33,14 +34,24 @@ def read_run(layout: Layout, instance: str, boot: str, now: float) -> dict[Key, 
 
 def read_results(layout: Layout, instance: str) -> dict[int, bytes | BadResult]:
     """What each rank wrote, or what is wrong with it: that hides nobody else's."""
-    found: dict[int, bytes | BadResult] = {}
     with suppress(FileNotFoundError):
-        for name in files.names(str(layout.results(instance))):
-            number, _, kind = name.partition(".")
-            rank = number_of(number) if kind == "json" else None
-            if rank is not None:
-                found[rank] = _read_result(f"{layout.results(instance)}/{name}", rank)
-    return dict(sorted(found.items()))
+        split = (name.partition(".") for name in files.names(str(layout.results(instance))))
+        ranks = (number_of(number) for number, _, kind in split if kind == "json")
+        return _read_results(layout, instance, sorted({rank for rank in ranks if rank is not None}))
+    return {}
+
+
+def _read_results(layout: Layout, instance: str, ranks: list[int]) -> dict[int, bytes | BadResult]:
+    found: dict[int, bytes | BadResult] = {}
+    room = RESULTS_BYTES_MAX
+    for rank in ranks:
+        result = _read_result(layout.result(instance, rank), rank)
+        if isinstance(result, bytes):
+            room -= len(result)
+        found[rank] = (
+            result if room >= 0 else BadResult(rank, f"has no room among {RESULTS_BYTES_MAX} bytes of results")
+        )
+    return found
 
 
 def _read_result(path: str, rank: int) -> bytes | BadResult:
