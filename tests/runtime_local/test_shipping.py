@@ -14,7 +14,7 @@ import pytest
 from basilica import archives
 from basilica.client.archive import pack
 from basilica.client.source import ship
-from basilica.core.errors import Conflict, DistributedError, RuntimeUnavailable, ValidationError
+from basilica.core.errors import Conflict, RuntimeUnavailable, ValidationError
 from basilica.core.spec import Exec
 from basilica.core.world import WorldSize
 from basilica.ports import Exited, Output
@@ -100,12 +100,19 @@ async def test_any_program_can_leave_a_result_and_a_new_attempt_begins_without(m
         assert await runtime.results(run) == {}
 
 
-async def test_a_result_that_is_too_large_is_refused(machine: Machine) -> None:
+async def test_a_result_that_is_too_large_is_named_and_hides_no_other(machine: Machine) -> None:
+    program = sh(
+        f'[ $RANK = 1 ] || head -c {RESULT_BYTES_MAX + 1} /dev/zero > "$BASILICA_RESULT_FILE"; '
+        'echo 7 >> "$BASILICA_RESULT_FILE"'
+    )
     async with machine.control_plane() as runtime:
-        run = machine.run(sh(f'head -c {RESULT_BYTES_MAX + 1} /dev/zero > "$BASILICA_RESULT_FILE"'))
-        await machine.outcome(run)
-        with pytest.raises(DistributedError, match="the result of rank 0 is larger than 8388608 bytes"):
-            await runtime.results(run)
+        run = machine.run(program, world=WorldSize(2, 2, 2))
+        await machine.launch(run, 0, 1)
+        for rank in (0, 1):
+            await machine.until_ended(run, rank)
+        found = await runtime.results(run)
+    assert found[1] == b"7\n"
+    assert str(found[0]) == "the result of rank 0 has more than 8388608 bytes"
 
 
 # ---- archives -------------------------------------------------------------------------------------------------------
@@ -150,9 +157,10 @@ async def test_an_archive_is_unpacked_once_per_run(machine: Machine, project: by
         await runtime.forget_archives(used_by_nobody, before=1e12)
         await machine.launch(run, attempt=2)
         assert (await machine.until_ended(run, attempt=2)).log_tail == ("mark",)
-        with pytest.raises(RuntimeUnavailable, match="is not there any more"):
-            await machine.launch(machine.run(sh("ls"), name="other", archive=kept.digest))
-        assert not machine.layout.run("other-x").exists()
+        ended = await machine.outcome(machine.run(sh("ls"), name="other", archive=kept.digest))
+    assert (ended.exit_code, ended.reason) == (126, "StartError")
+    assert ended.start_error is not None
+    assert "is not there any more: deploy the run again" in ended.start_error
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ class Attempt:
     orphaned: bool = False
     claim: Claim | None = None
     problem: str = ""
+    memory_kill: str = ""
 
     def seen(self, node: str) -> SeenRank:
         return SeenRank(
@@ -52,6 +53,12 @@ class Attempt:
             note=self.note,
             stalled=self.stalled,
         )
+
+    @property
+    def warnings(self) -> list[tuple[str, str]]:
+        """What the user should know beside its end."""
+        found = [("UnusableFile", self.problem), ("MemoryKill", self.memory_kill)]
+        return [(reason, message) for reason, message in found if message]
 
     @property
     def was_launched(self) -> bool:
@@ -92,6 +99,7 @@ class OnDisk:
     record: Record | None = None
     ended: Ended | None = None
     problem: str = ""
+    memory_kill: str = ""
 
 
 def read_attempt(layout: Layout, key: Key, boot: str, now: float) -> OnDisk:
@@ -125,7 +133,18 @@ def with_output(layout: Layout, key: Key, record: Record, exit: Exit) -> OnDisk:
         tail, problem = (placeholder(error),), f"the output of rank {key.rank} cannot be read: {error}"
     by_itself = not exit.stopped and exit.exit_code != 0
     traceback = read_traceback(layout.error(key)) if by_itself else ""
-    return OnDisk(record=record, ended=ended_of(exit, tail, traceback), problem=problem)
+    return OnDisk(
+        record=record, ended=ended_of(exit, tail, traceback), problem=problem, memory_kill=memory_kill(key, exit)
+    )
+
+
+def memory_kill(key: Key, exit: Exit) -> str:
+    """A sentence on processes that were killed for memory and that the rank outlived; empty if there are none."""
+    if not exit.oom_kills or exit.reason == "OOMKilled" or exit.exit_code is None or exit.stopped:
+        return ""
+    many = "1 process" if exit.oom_kills == 1 else f"{exit.oom_kills} processes"
+    went_on = f"the rank went on and exited with code {exit.exit_code}"
+    return f"the kernel killed {many} that rank {key.rank} had started, for memory; {went_on}"
 
 
 def ended_of(exit: Exit, tail: tuple[str, ...] = (), traceback: str = "") -> Ended:

@@ -19,6 +19,7 @@ from basilica.core.errors import RuntimeUnavailable
 from basilica.core.phase import BenchPhase
 from basilica.core.seen import SeenBench
 from basilica.machine import files
+from basilica.machine.files import UnusableFile
 from basilica.machine.pools import Pool
 from basilica.runtimes.local import supervisor
 from basilica.runtimes.local.cgroups import RankCgroups
@@ -104,6 +105,8 @@ class Benches:
         """How far the probe is; None if there is none."""
         try:
             return await self._seen(instance)
+        except UnusableFile as error:
+            return _failed(f"its files cannot be used: {error}")
         except OSError:
             return CANNOT_TELL
         except ValueError as error:

@@ -237,7 +237,7 @@ class LocalRuntime:
             mesh=self._hosts.mesh(run.instance, run.spec.world.target),
             warnings=(
                 *warnings_of(run.spec.resources, self._cgroups, self._line.inventory),
-                *(("UnusableFile", attempt.problem) for attempt in attempts if attempt.problem),
+                *(warning for attempt in attempts for warning in attempt.warnings),
             ),
         )
 

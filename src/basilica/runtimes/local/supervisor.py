@@ -198,7 +198,10 @@ class Supervisor:
         """
         try:
             fresh = make_directory(self.directory)
-            self.directory_fd = os.open(self.directory, os.O_RDONLY)
+            if not fresh and not stat.S_ISDIR(os.lstat(self.directory).st_mode):
+                put_aside(self.directory)  # an earlier attempt put it there
+                fresh = make_directory(self.directory)
+            self.directory_fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except FileNotFoundError:
             return False  # the whole run was removed meanwhile
         try:

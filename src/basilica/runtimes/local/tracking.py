@@ -57,7 +57,7 @@ class Tracking:
             known = self.table.add(instance)
             for key, on_disk in found.items():
                 if on_disk.record is not None and on_disk.ended is not None:
-                    self._mark_ended(key, on_disk.record.running, on_disk.ended, on_disk.problem)
+                    self._mark_ended(key, on_disk.record.running, on_disk.ended, on_disk)
                 else:
                     self._take_in(key, on_disk)
             running = [key for key in found if key in known and known[key].sight is Sight.RUNNING]
@@ -154,7 +154,7 @@ class Tracking:
         elif record is None:
             self._unclaimed(key, known)
         elif on_disk.ended is not None:
-            self._end(key, record.running, on_disk.ended, on_disk.problem)
+            self._end(key, record.running, on_disk.ended, on_disk)
         else:
             self._claimed(key, record)
 
@@ -237,25 +237,26 @@ class Tracking:
         record = await self.pool.run(write_end, self.layout, key, record, exit)
         found = await self.pool.run(with_output, self.layout, key, record, exit)
         if found.ended is not None:
-            self._end(key, record.running, found.ended, found.problem or on_disk.problem)
+            self._end(key, record.running, found.ended, found)
 
     def end_unstarted(self, key: Key, exit: Exit) -> None:
         """It never began, and never will."""
-        self._end(key, None, ended_of(exit), "")
+        self._end(key, None, ended_of(exit), OnDisk())
 
-    def _end(self, key: Key, running: Running | None, ended: Ended, problem: str) -> None:
+    def _end(self, key: Key, running: Running | None, ended: Ended, on_disk: OnDisk) -> None:
         if key.instance in self.table:  # else it was removed meanwhile
-            self._mark_ended(key, running, ended, problem)
+            self._mark_ended(key, running, ended, on_disk)
             self.line.free(key)
             self.changes.tell(key.instance)
 
-    def _mark_ended(self, key: Key, running: Running | None, ended: Ended, problem: str) -> None:
+    def _mark_ended(self, key: Key, running: Running | None, ended: Ended, on_disk: OnDisk) -> None:
         self.reports.forget(key)
         attempt = self.table.entry(key, Sight.ENDED)
         attempt.unwatch()
         attempt.sight, attempt.note, attempt.stalled = Sight.ENDED, "", None
         attempt.started_at = None if running is None else running.started_at
-        attempt.ended, attempt.problem = ended, problem or attempt.problem
+        attempt.ended, attempt.problem = ended, on_disk.problem or attempt.problem
+        attempt.memory_kill = on_disk.memory_kill
 
     def forget(self, key: Key) -> None:
         """It has not come to be."""
