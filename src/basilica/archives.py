@@ -163,7 +163,7 @@ class _Bounded:
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Forward by reading, so that it ends soon when it is abandoned."""
-        if whence != os.SEEK_SET or not 0 <= offset <= 2 * UNPACKED_BYTES_MAX:
+        if whence != os.SEEK_SET or offset < 0:
             raise tarfile.ReadError(f"an entry at {offset} bytes")
         while (left := offset - self._file.tell()) > 0:
             if not self.read(min(left, WRITE_AT_ONCE)):
@@ -225,10 +225,10 @@ def path_of(member: tarfile.TarInfo) -> str:
             encoded = os.fsencode(text)
         except UnicodeEncodeError:
             raise UnsafeEntry(f"{shown} has a name that is no text") from None
-        if len(encoded) > PATH_BYTES_MAX:
-            raise UnsafeEntry(f"{shown} has a path of {len(encoded)} bytes, and {PATH_BYTES_MAX} can be unpacked")
         if any(len(part) > NAME_BYTES_MAX for part in encoded.split(b"/")):
             raise UnsafeEntry(f"{shown} has a name of more than {NAME_BYTES_MAX} bytes")
+        if len(encoded) > PATH_BYTES_MAX:
+            raise UnsafeEntry(f"{shown} has a path of {len(encoded)} bytes, and {PATH_BYTES_MAX} can be unpacked")
     if name.count("/") >= LEVELS_MAX:
         raise UnsafeEntry(f"{shown} is more than {LEVELS_MAX} levels deep")
     if member.issym() and not member.linkname:

@@ -129,7 +129,8 @@ class Layout:
         return f"{self.root}/runs/{key.instance}/reports/{key.rank}.{key.attempt}"
 
     def instances(self) -> list[str]:
-        return _names(self.runs)
+        """All runs; what was put aside there has a dot in its name, and they have none."""
+        return [name for name in _names(self.runs) if "." not in name]
 
     def attempts(self, instance: str, rank: int) -> list[int]:
         """The attempts that somebody has, or had."""

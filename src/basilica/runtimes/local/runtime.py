@@ -124,13 +124,13 @@ class LocalRuntime:
             await self._own_work.run(finish_removing, self._layout)
             instances = await self._own_work.run(unended, self._layout)
         await self._benches.adopt()
-        if await self._own_work.run(self._layout.instances):
-            # Runs that waited for GPUs come back in any order: let the oldest come too before giving any out.
-            self._launching.line_opens_at = asyncio.get_running_loop().time() + LINE_OPENS_AFTER_S
         for instance in instances:
             with suppress(RuntimeUnavailable):  # its own `observe` says so; the others are not to suffer
                 await self._tracking.attempts(instance)
         await self._rendezvous.wait_until_up()
+        if await self._own_work.run(self._layout.instances):
+            # Runs that waited for GPUs come back in any order: let the oldest come too before giving any out.
+            self._launching.line_opens_at = asyncio.get_running_loop().time() + LINE_OPENS_AFTER_S
 
     def _prepare_following(self) -> None:
         """The parts that must be there at once, since supervisors of an earlier server may ring."""
