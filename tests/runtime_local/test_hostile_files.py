@@ -69,10 +69,11 @@ if os.environ["BASILICA_ATTEMPT"] == "1":
     if os.path.lexists(path):
         os.rename(path, path + ".gone")
     {impostor}
-    with open(os.environ["BASILICA_REPORT_BELL"], "r+b", buffering=0) if stat.S_ISFIFO(
-        os.stat(os.environ["BASILICA_REPORT_BELL"]).st_mode
-    ) else open(os.devnull, "wb") as bell:
-        bell.write(f"half a line\\n{instance} 0 1 reporting {{os.getpid()}}\\n".encode())
+    try:
+        bell = os.open(os.environ["BASILICA_REPORT_BELL"], os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        os.write(bell, f"half a line\\n{instance} 0 1 reporting {{os.getpid()}}\\nhalf".encode())
+    except OSError:  # another rank has put something else there
+        pass
     os._exit(7)
 """
 
@@ -80,8 +81,6 @@ if os.environ["BASILICA_ATTEMPT"] == "1":
 def hostile(machine: Machine, name: str, kind: str, secret: Path) -> Run:
     instance = f"{name.replace(' ', '-')}-{kind}"
     script = SCRIPT.format(secret=str(secret), path=FILES[name], impostor=IMPOSTORS[kind], instance=f"{instance}-x")
-    if name == "wake":  # opened without waiting: there is nobody left to read
-        script = script.partition("    with open")[0] + "    os._exit(7)\n"
     return machine.run(python(script), name=instance)
 
 

@@ -48,10 +48,24 @@ def kill_leftovers(layout: Layout, key: Key, claim: Claim) -> bool:
 
 
 def terminate_strays(layout: Layout, key: Key) -> None:
-    """SIGTERM to the processes of an attempt of which nothing else is known."""
-    for pid in _with_environment_of(layout, key):
-        with suppress(OSError):  # gone meanwhile
-            os.kill(pid, signal.SIGTERM)
+    """SIGTERM to the supervisor of an attempt of which only its processes are known; without one, to them."""
+    strays = _with_environment_of(layout, key)
+    above = {found for pid in strays if (found := _supervisor_of(pid)) is not None}
+    for pid in above or strays:
+        for number in (signal.SIGTERM, signal.SIGCONT):
+            with suppress(OSError):  # gone meanwhile
+                os.kill(pid, number)
+
+
+def _supervisor_of(pid: int) -> int | None:
+    """The nearest process above that bears a supervisor's name; None if there is none."""
+    with suppress(OSError, ValueError, IndexError):
+        while pid > 1:
+            head, _, rest = supervisor.read_file(f"/proc/{pid}/stat").rpartition(b")")
+            if head.endswith(b"(" + supervisor.NAME):
+                return pid
+            pid = int(rest.split()[1])
+    return None
 
 
 def _lives(claim: Claim) -> bool:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 PR_SET_NAME = 15
+NAME = b"basilica-rank"  # of a supervisor, as the system shows it: 15 bytes at most
 PR_SET_CHILD_SUBREAPER = 36
 FALLOC_FL_KEEP_SIZE = 1
 FALLOC_FL_PUNCH_HOLE = 2
@@ -96,7 +97,7 @@ class ForkServer:
             os.close(null)
             os.setsid()
             prctl(PR_SET_CHILD_SUBREAPER, 1)
-            prctl(PR_SET_NAME, b"basilica-rank")
+            prctl(PR_SET_NAME, NAME)
             Supervisor(self, request, task).supervise()
             code = 0
         except BaseException:  # noqa: BLE001  whatever it was, a child must not go on with the server's loop
