@@ -245,13 +245,6 @@ class Runtime(Protocol):
         """The last lines of a rank, over all its attempts; `lines` None: all that is kept."""
         ...
 
-    def read_log(self, run: Run, rank: int, lines: int | None) -> AsyncGenerator[LogChunk, None]:
-        """The same as `tail`, in chunks of bounded size, oldest first; the next is read when the last was taken.
-
-        It ends with what was there when it began.
-        """
-        ...
-
     def follow(self, run: Run, rank: int, cursor: str | None) -> AsyncGenerator[LogChunk, None]:
         """The rank's lines from the cursor (None: from the beginning) as they come, until cancelled by the reader.
 

@@ -6,9 +6,9 @@ import pytest
 
 from basilica.core import errors
 from basilica.core.errors import (
-    BadResult,
     AuthenticationError,
     AuthorizationError,
+    BadResult,
     BasilicaError,
     BelowMinimumWorld,
     Conflict,

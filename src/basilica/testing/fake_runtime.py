@@ -85,9 +85,6 @@ class FakeRuntime:
     async def tail(self, run: Run, rank: int, lines: int | None) -> LogChunk:
         return LogChunk(rank, (), "0:0")
 
-    async def read_log(self, run: Run, rank: int, lines: int | None) -> AsyncGenerator[LogChunk, None]:
-        yield await self.tail(run, rank, lines)
-
     async def follow(self, run: Run, rank: int, cursor: str | None) -> AsyncGenerator[LogChunk, None]:
         yield LogChunk(rank, (), "0:0")
 

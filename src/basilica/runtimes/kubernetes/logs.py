@@ -35,31 +35,6 @@ async def tail(api: KubeApi, namespace: str, rank: int, pods: Sequence[PodFacts]
     return LogChunk(rank, tuple(found), cursor or BEGINNING)
 
 
-async def read(
-    api: KubeApi, namespace: str, rank: int, pods: Sequence[PodFacts], lines: int | None
-) -> AsyncGenerator[LogChunk, None]:
-    """All lines as they come from the nodes, and no more of them at a time; of the last ones one chunk."""
-    if lines is not None:
-        yield await tail(api, namespace, rank, pods, lines)
-        return
-    for pod in pods:
-        count, rest = 0, b""
-        try:
-            async with aclosing(api.logs(_path(namespace, pod), container=WORKER_CONTAINER)) as stream:
-                async for piece in stream:
-                    *whole, rest = (rest + piece).split(b"\n")
-                    count += len(whole)
-                    if whole:
-                        yield LogChunk(
-                            rank, tuple(line.decode(errors="replace") for line in whole), f"{pod.uid}:{count}"
-                        )
-        except ApiError as error:
-            if error.status not in _NOT_THERE:
-                raise RuntimeUnavailable(f"cannot read the log of {pod.name}: {error}") from error
-        if rest and pod.over:
-            yield LogChunk(rank, (rest.decode(errors="replace"),), f"{pod.uid}:{count + 1}")
-
-
 async def _read_all(api: KubeApi, namespace: str, pod: PodFacts) -> list[str]:
     pieces: list[bytes] = []
     try:

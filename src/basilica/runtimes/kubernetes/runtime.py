@@ -293,12 +293,6 @@ class KubernetesRuntime:
     async def tail(self, run: Run, rank: int, lines: int | None) -> LogChunk:
         return await logs.tail(self._api, run.namespace, rank, self._pods_of_rank(run, rank), lines)
 
-    async def read_log(self, run: Run, rank: int, lines: int | None) -> AsyncGenerator[LogChunk, None]:
-        pods = self._pods_of_rank(run, rank)
-        async with aclosing(logs.read(self._api, run.namespace, rank, pods, lines)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-
     async def follow(self, run: Run, rank: int, cursor: str | None) -> AsyncGenerator[LogChunk, None]:
         changed = self._listen(run.instance)
         try:

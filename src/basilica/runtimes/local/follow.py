@@ -21,7 +21,7 @@ from basilica.runtimes.local.logs import (
     Cursor,
     Lines,
     Stretch,
-    find_last,
+    find_tail,
     placeholder,
     read_on,
     read_tail,
@@ -53,18 +53,22 @@ async def read_rank(
     layout: Layout, instance: str, rank: int, lines: int | None, *, pool: Pool
 ) -> AsyncGenerator[LogChunk, None]:
     """The last lines in chunks, oldest first; what is written after the call has begun may be missing."""
-    at, last = await pool.run(_find_last, layout, instance, rank, lines)
-    while at is not None:
+    begin, last = await pool.run(_find_last, layout, instance, rank, lines)
+    at: Cursor | None = begin
+    while at is not None and at < last:
         step = await pool.run(_read, layout, instance, rank, at)
         at = step.at if step.lines else step.later
         if step.lines:
             yield LogChunk(rank, step.lines, str(step.at))
-        if at is not None and at >= last:
-            return
 
 
-def _find_last(layout: Layout, instance: str, rank: int, lines: int | None) -> tuple[Cursor | None, Cursor]:
-    """Where the last lines begin and where they end. Nowhere, if the rank has written nothing."""
+def tail_cursor(layout: Layout, instance: str, rank: int, lines: int) -> str:
+    """The cursor before the last lines: they are counted, not kept."""
+    return str(_find_last(layout, instance, rank, lines)[0])
+
+
+def _find_last(layout: Layout, instance: str, rank: int, lines: int | None) -> tuple[Cursor, Cursor]:
+    """Where the last lines begin and where they end."""
     left = LINES_ALL if lines is None else lines
     begin: Cursor | None = None
     last: Cursor | None = None
@@ -72,16 +76,14 @@ def _find_last(layout: Layout, instance: str, rank: int, lines: int | None) -> t
         key = Key(instance, rank, attempt)
         ended = _has_ended(layout, key)
         try:
-            found = find_last(layout.log(key), left, ended=ended)
+            found = find_tail(layout.log(key), left, ended=ended)
         except UnusableFile:
             found = Stretch(0, OFFSET_MAX, 1)
         begin, last = Cursor(attempt, found.begin), last or Cursor(attempt, found.end)
         left -= found.lines
         if left <= 0:
             break
-    if begin is None or last is None or begin >= last:
-        return None, Cursor()
-    return begin, last
+    return begin or Cursor(), last or Cursor()
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,7 @@ class Stretch:
     lines: int
 
 
-def find_last(log: str, lines: int, *, ended: bool) -> Stretch:
+def find_tail(log: str, lines: int, *, ended: bool) -> Stretch:
     """Where the last lines are, by the rules of `read_tail`; nothing of what was looked at is kept."""
     with _opened(log) as fd:
         if fd is None:

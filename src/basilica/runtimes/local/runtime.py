@@ -29,7 +29,7 @@ from basilica.runtimes.local.bench import CORES, Benches
 from basilica.runtimes.local.capabilities import Capability, capabilities_of, warnings_of
 from basilica.runtimes.local.changes import Changes
 from basilica.runtimes.local.execute import execute
-from basilica.runtimes.local.follow import follow_rank, read_rank, tail_rank
+from basilica.runtimes.local.follow import follow_rank, read_rank, tail_cursor, tail_rank
 from basilica.runtimes.local.forkserver import ForkServer
 from basilica.runtimes.local.gpus import GpuInventory, ask_nvidia_smi
 from basilica.runtimes.local.hosts import LOOPBACK, MESH_LIMIT_S, Host, Hosts
@@ -392,14 +392,14 @@ class LocalRuntime:
             if lines is not None and lines <= LINES_AT_ONCE:
                 return await self._reading.run(tail_rank, self._layout, run.instance, rank, lines)
             none = await self._reading.run(tail_rank, self._layout, run.instance, rank, 0)
-            chunks = [chunk async for chunk in self.read_log(run, rank, lines)]
+            chunks = [c async for c in read_rank(self._layout, run.instance, rank, lines, pool=self._reading)]
         found = tuple(line for chunk in chunks for line in chunk.lines)
         return LogChunk(rank, found, chunks[-1].cursor if chunks else none.cursor)
 
-    async def read_log(self, run: Run, rank: int, lines: int | None) -> AsyncGenerator[LogChunk, None]:
+    async def tail_cursor(self, run: Run, rank: int, lines: int) -> str:
+        """The cursor before the last lines of a rank, over all its attempts: before all of them if it has no more."""
         with or_unavailable(f"cannot read the log of {run.instance}"):
-            async for chunk in read_rank(self._layout, run.instance, rank, lines, pool=self._reading):
-                yield chunk
+            return await self._reading.run(tail_cursor, self._layout, run.instance, rank, lines)
 
     async def follow(self, run: Run, rank: int, cursor: str | None) -> AsyncGenerator[LogChunk, None]:
         with self._changes.readers.reading(run.instance) as changed:
