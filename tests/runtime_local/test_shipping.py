@@ -1,13 +1,17 @@
 """What ranks get and give back here: values in their command lines, archives, results, commands beside them."""
 
 import asyncio
+import errno
 import io
 import json
 import os
 import sys
 import tarfile
+import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -15,6 +19,7 @@ from basilica import archives
 from basilica.client.archive import pack
 from basilica.client.source import ship
 from basilica.core.errors import Conflict, RuntimeUnavailable, ValidationError
+from basilica.core.seen import Sight
 from basilica.core.spec import Exec
 from basilica.core.world import WorldSize
 from basilica.ports import Exited, Output
@@ -161,6 +166,61 @@ async def test_an_archive_is_unpacked_once_per_run(machine: Machine, project: by
     assert (ended.exit_code, ended.reason) == (126, "StartError")
     assert ended.start_error is not None
     assert "is not there any more: deploy the run again" in ended.start_error
+
+
+async def test_a_directory_that_the_disk_does_not_take_fails_the_rank_with_that_sentence(
+    machine: Machine, project: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async with machine.control_plane() as runtime:
+        kept = await runtime.store_archive("ada", in_pieces(project))
+        monkeypatch.setattr(tarfile.TarFile, "makefile", full)
+        run = machine.run(sh("ls"), archive=kept.digest)
+        ended = await machine.outcome(run)
+        assert ended.start_error == f"cannot unpack the archive {kept.digest[:12]}: No space left on device"
+        await runtime.remove(run)
+
+
+async def test_a_rank_whose_directory_is_being_unpacked_says_so_and_can_be_stopped(
+    machine: Machine, project: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others start meanwhile, also those of the same user and with an archive of their own once it is their turn; and
+    what was abandoned leaves nothing behind."""
+    began, real = threading.Event(), archives.harmless
+
+    def slow(member: tarfile.TarInfo, place: Path) -> tarfile.TarInfo:
+        began.set()
+        while "stuck-x" in str(place) and not abandoned():
+            time.sleep(0.01)
+        return real(member, place)
+
+    abandoned: Callable[[], bool] = archives.never
+    real_unpack = archives.unpack
+
+    def unpack(file: IO[bytes], target: Path, is_abandoned: Callable[[], bool]) -> None:
+        nonlocal abandoned
+        abandoned = is_abandoned
+        real_unpack(file, target, is_abandoned)
+
+    async with machine.control_plane() as runtime:
+        kept = await runtime.store_archive("ada", in_pieces(project))
+        monkeypatch.setattr(archives, "harmless", slow)
+        monkeypatch.setattr("basilica.runtimes.local.archives.unpack", unpack)
+        stuck = machine.run(sh("ls"), name="stuck", archive=kept.digest)
+        await machine.launch(stuck)
+        await asyncio.to_thread(began.wait)
+        seen = await machine.seen(stuck)
+        assert seen is not None
+        assert (seen.sight, seen.note) == (Sight.QUEUED, "its directory is being unpacked")
+        assert (await machine.outcome(machine.run(sh("exit 0"), name="other"))).exit_code == 0
+        await machine.stop(stuck)
+        assert (await machine.until_ended(stuck)).stopped
+        await runtime.remove(stuck)
+        assert not machine.layout.run(stuck.instance).exists()
+        again = machine.run(sh("ls train.py"), name="again", archive=kept.digest)
+        assert (await machine.outcome(again)).log_tail == ("train.py",)
 
 
 @pytest.mark.parametrize(

@@ -20,14 +20,12 @@ from basilica.runtimes.local.logs import (
     OFFSET_MAX,
     Cursor,
     Lines,
-    Stretch,
+    Tail,
     find_tail,
     placeholder,
     read_on,
     read_tail,
 )
-
-EMPTY = Stretch(0, 0, 0)
 
 
 def tail_rank(layout: Layout, instance: str, rank: int, lines: int | None) -> LogChunk:
@@ -78,8 +76,8 @@ def _find_last(layout: Layout, instance: str, rank: int, lines: int | None) -> t
         try:
             found = find_tail(layout.log(key), left, ended=ended)
         except UnusableFile:
-            found = Stretch(0, OFFSET_MAX, 1)
-        begin, last = Cursor(attempt, found.begin), last or Cursor(attempt, found.end)
+            found = Tail(0, 1, OFFSET_MAX)
+        begin, last = Cursor(attempt, found.offset), last or Cursor(attempt, found.end)
         left -= found.lines
         if left <= 0:
             break

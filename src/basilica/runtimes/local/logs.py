@@ -9,7 +9,7 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from basilica.core.errors import ValidationError
 from basilica.machine import files
@@ -99,19 +99,19 @@ def read_tail(log: str, lines: int, *, ended: bool, at_most: int | None = None) 
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """The last lines of a log: where they begin and end, and how many they are."""
+class Tail:
+    """Where the last lines begin and end, and how many they are."""
 
-    begin: int
-    end: int
+    offset: int
     lines: int
+    end: int = field(default=0, compare=False)
 
 
-def find_tail(log: str, lines: int, *, ended: bool) -> Stretch:
+def find_tail(log: str, lines: int, *, ended: bool) -> Tail:
     """Where the last lines are, by the rules of `read_tail`; nothing of what was looked at is kept."""
     with _opened(log) as fd:
         if fd is None:
-            return Stretch(0, 0, 0)
+            return Tail(0, 0)
         size = os.fstat(fd).st_size
         first = max(_past_hole(fd, 0, size), size - LOOKED_BACK_MAX)
         position, found = size, 0
@@ -125,12 +125,12 @@ def find_tail(log: str, lines: int, *, ended: bool) -> Stretch:
                 begin = position + at + 1
                 end = begin if end is None else end
                 if found == lines:
-                    return Stretch(end, end, 0)
+                    return Tail(end, 0, end)
                 found += begin < end
                 if found == lines:
-                    return Stretch(begin, end, found)
+                    return Tail(begin, found, end)
     end = first if end is None else end
-    return Stretch(first, end, found + (first < end)) if lines else Stretch(end, end, 0)
+    return Tail(first, found + (first < end), end) if lines else Tail(end, 0, end)
 
 
 def placeholder(error: UnusableFile) -> str:
