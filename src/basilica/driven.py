@@ -34,6 +34,7 @@ from basilica.core.commands import expanded
 from basilica.core.seen import Ended
 from basilica.delivery import Undeliverable, deliver, without_delivery
 from basilica.entrypoint import CANNOT_EXECUTE, ENDING, FORWARDED, NOT_FOUND, Rank, reap_all
+from basilica.machine import files
 from basilica.rank_output import Output
 from basilica.reach import Reach, borne_name
 from basilica.rendezvous.exchange import NoAnswer
@@ -50,7 +51,14 @@ from basilica.rendezvous.persisting import opened, tries
 from basilica.report_telling import ReportTelling
 from basilica.reporting import FILE_ENV as REPORT_FILE
 from basilica.runtimes.local.layout import Key, Layout
-from basilica.runtimes.local.supervisor import read_oom_kills
+from basilica.runtimes.local.supervisor import (
+    SAFELY,
+    SHORTAGES,
+    TRY_TO_START_AGAIN_AT_MOST_S,
+    TRY_TO_START_AGAIN_S,
+    read_oom_kills,
+    reason_of,
+)
 from basilica.runtimes.local.tracebacks import read_traceback
 
 RANK_ENV = "BASILICA_RANK_ENV"
@@ -69,14 +77,15 @@ class Driven:
     """One rank, over all attempts that run in this container."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], scratch: Path) -> None:
-        self._command, self._environment, self._scratch = list(command), environment, scratch
+        self._command, self._environment = list(command), environment
+        self._scratch = Path(os.path.realpath(scratch))
         self._rank = int(environment["BASILICA_RANK"])
         self._pod, self._node = environment.get("BASILICA_POD_UID", ""), environment.get("NODE_NAME", "")
         self._endpoint = environment["BASILICA_RDZV_ENDPOINT"]
         given = environment.get("BASILICA_MEMORY_EVENTS")
         self._memory_events = next((path for path in (given, *MEMORY_EVENTS) if path and os.path.exists(path)), None)
         self._instance = environment.get("BASILICA_DEPLOYMENT", "run")
-        self._layout = Layout(scratch)
+        self._layout = Layout(self._scratch)
         os.makedirs(self._layout.reports(self._instance), exist_ok=True)
         self._reports = ReportTelling(self._rank, self._instance, self._layout, self._say_for_good, _log_line)
         self._order: Order | None = None
@@ -235,13 +244,13 @@ class Driven:
     async def _execute(self, order: Order) -> Ended:
         environment = self._rank_environment(order)
         for name in ("BASILICA_RESULT_FILE", "TORCHELASTIC_ERROR_FILE"):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(environment[name])  # of an earlier attempt
+            with contextlib.suppress(OSError):
+                files.remove(environment[name])  # of an earlier attempt
         kills = self._memory_kills()
         command, output = expanded(self._command, environment), Output()
         beside.tell(environment)
         try:
-            rank = self._process = Rank(command, environment, output.writing)
+            rank = self._process = await self._start(order.attempt, command, environment, output)
         except OSError as error:
             output.started()
             output.finish()
@@ -259,12 +268,9 @@ class Driven:
         killer = signal.Signals(-rank.code).name if rank.code < 0 else None
         if by_platform and exit_code == 0:
             exit_code = TERMINATED  # it ended well because it had to: its work is not done
-        if stopped or by_platform:
-            reason = "Cancelled" if stopped else "Terminated"
-        elif exit_code == 0:
-            reason = "Completed"
-        else:
-            reason = "OOMKilled" if self._memory_kills() > kills else killer or "Error"
+        reason = reason_of(exit_code, killer, self._memory_kills() - kills, stopped, None)
+        if by_platform and not stopped:
+            reason = "Terminated"
         failed = not stopped and exit_code != 0
         return Ended(
             exit_code=exit_code,
@@ -276,6 +282,19 @@ class Driven:
             log_tail=output.finish(),
             traceback=read_traceback(environment["TORCHELASTIC_ERROR_FILE"])[-TRACEBACK_CHARS_MAX:] if failed else "",
         )
+
+    async def _start(self, attempt: int, command: list[str], environment: Mapping[str, str], output: Output) -> Rank:
+        """Start the rank. A shortage that passes is waited for, as long as the rank is wanted; else `OSError`."""
+        pause = TRY_TO_START_AGAIN_S
+        while True:
+            try:
+                return Rank(command, environment, output.writing)
+            except OSError as error:
+                if error.errno not in SHORTAGES or self._is_to_end(attempt):
+                    raise
+                _log_line(f"cannot start {command[0]} now, again in {pause:g} s: {error.strerror}")
+            await self._stir(pause)
+            pause = min(2 * pause, TRY_TO_START_AGAIN_AT_MOST_S)
 
     async def _until_it_ends(self, attempt: int, rank: Rank) -> tuple[bool, bool]:
         """Whether it was stopped by an order, and whether by the platform, before it ended."""
@@ -335,12 +354,14 @@ class Driven:
             self._say(key, value)
 
     def _tell_result(self) -> None:
-        with contextlib.suppress(OSError):
-            path = self._scratch / "result"
-            if path.stat().st_size <= RESULT_BYTES_MAX:
-                self._say_for_good(f"{RESULTS}/{self._rank}", base64.b64encode(path.read_bytes()).decode())
-            else:
-                _log_line(f"a result of more than {RESULT_BYTES_MAX} bytes is not kept")
+        try:
+            result = files.read(str(self._scratch / "result"), RESULT_BYTES_MAX)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            _log_line(f"the result is not kept: {error}")
+            return
+        self._say_for_good(f"{RESULTS}/{self._rank}", base64.b64encode(result).decode())
 
     def _leave_message(self, attempt: int) -> None:
         """For whoever finds the container and no keyspace. Lines are left out until it fits."""
@@ -353,7 +374,10 @@ class Driven:
                 break
             ended = replace(ended, log_tail=ended.log_tail[1:])
         with contextlib.suppress(OSError):
-            Path(self._environment.get("BASILICA_TERMINATION_LOG", TERMINATION_LOG)).write_text(text)
+            path = self._environment.get("BASILICA_TERMINATION_LOG", TERMINATION_LOG)
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | SAFELY, 0o600)
+            with os.fdopen(fd, "w") as file:
+                file.write(text)
 
     async def _tell(self) -> None:
         """Write what is new to the keyspace, as often as it takes."""

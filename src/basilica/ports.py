@@ -1,12 +1,13 @@
 """The ports: what the control plane needs of the outside, as Protocols. Adapters live in stores/ and runtimes/."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from basilica.core.actions import Launch, Probe, Stop
 from basilica.core.deployment import Deployment as Deployment  # noqa: PLC0414
 from basilica.core.deployment import Owner as Owner  # noqa: PLC0414
+from basilica.core.errors import BadResult
 from basilica.core.events import Event, RecordedEvent
 from basilica.core.mesh import Announcement
 from basilica.core.reports import Report, Series, SeriesQuery
@@ -270,8 +271,8 @@ class Runtime(Protocol):
         """Return when some rank has reported later than that moment, perhaps at once."""
         ...
 
-    async def results(self, run: Run) -> dict[int, bytes]:
-        """What ranks wrote to their result files, by rank. `DistributedError` if one is too large to be given."""
+    async def results(self, run: Run) -> Mapping[int, bytes | BadResult]:
+        """What ranks wrote to their result files, by rank; in the place of one that cannot be given, why not."""
         ...
 
     def execute(self, run: Run, rank: int, argv: Sequence[str]) -> AsyncGenerator[Output | Exited, None]:

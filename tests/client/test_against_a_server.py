@@ -202,6 +202,14 @@ class TestHandles:
         )
         assert training.results(30) == {0: {"rank": 0}, 1: {"rank": 10}}
 
+    def test_one_bad_result_hides_no_other(self, client: basilica.BasilicaClient) -> None:
+        half = '[ $RANK = 1 ] && printf "{\\"half\\": " > "$BASILICA_RESULT_FILE" || echo 7 > "$BASILICA_RESULT_FILE"'
+        training = client.deploy_distributed(command=half, world_size=basilica.WorldSize(2, 2, 2), gpu_count=0)
+        found = training.results(30)
+        assert found[0] == 7
+        assert isinstance(found[1], basilica.DistributedError)
+        assert str(found[1]) == "the result of rank 1 is no JSON"
+
     def test_all_of_it_awaited(self, server: Server) -> None:
         async def story() -> None:
             async with basilica.BasilicaClient(server.url, server.key) as client:

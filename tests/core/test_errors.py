@@ -9,6 +9,7 @@ from basilica.core import errors
 from basilica.core.errors import (
     AuthenticationError,
     AuthorizationError,
+    BadResult,
     BasilicaError,
     BelowMinimumWorld,
     Conflict,
@@ -48,6 +49,7 @@ ONE_OF_EACH: list[BasilicaError] = [
     BelowMinimumWorld("train", "failed", 1, 2, 300.0, EXITS),
     RateLimitError(1.5),
     NetworkError("no answer within 5 s"),
+    BadResult(3, "is no JSON"),
     RendezvousUnavailable("no answer from 127.0.0.1:2379"),
     ServerError(502, "bad gateway"),
     StoreUnavailable("disk full"),

@@ -408,3 +408,27 @@ def test_old_gangs_are_forgotten_and_live_ones_kept(tmp_path: Path) -> None:
         assert "nothing is known" in (result["error"] or "")
         assert "rank 0" in gather_logs(executor, live)
         executor.collect(new, timeout=SECONDS)
+
+
+# ---- replicas that put something else in the place of their files ---------------------------------------------------
+
+
+def test_fifos_in_the_place_of_files_stop_nobody_and_are_named(tmp_path: Path) -> None:
+    with LocalProcessExecutor(state_dir=tmp_path, grace_seconds=1) as executor:
+        handles = executor.launch_replicas(2, f"{OURS}:put_fifos", {})
+        results = executor.collect(handles, timeout=SECONDS)
+        assert [result["exit_code"] for result in results] == [0, 1]
+        for result in results:
+            assert "is a FIFO, not a regular file" in (result["error"] or "")
+        for handle in handles:
+            assert "0.log is a FIFO, not a regular file" in executor.stream_logs(handle)
+
+
+def test_a_supervisor_that_is_stopped_does_not_keep_a_replica_from_being_cancelled(tmp_path: Path) -> None:
+    executor = LocalProcessExecutor(state_dir=tmp_path, grace_seconds=0.5)
+    [handle] = executor.launch_replicas(1, WAIT, {"directory": str(tmp_path)})
+    pid = pid_of(tmp_path)
+    os.kill(supervisor_of(handle), signal.SIGSTOP)
+    executor.close()
+    until(lambda: is_gone(pid))
+    assert executor.poll(handle) == CANCELLED

@@ -229,7 +229,7 @@ async def test_a_probe_that_cannot_even_be_started_fails_and_does_not_raise(mach
         bench = await seen(machine, run)
         assert bench is not None
         assert bench.phase is BenchPhase.FAILED
-        assert "could not be started" in bench.message
+        assert "bench is a regular file, not a directory" in bench.message
 
 
 @pytest.mark.parametrize("damage", ["", "{", '{"format": 99}'])

@@ -2,13 +2,18 @@
 
 import asyncio
 import os
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from basilica.core.errors import RuntimeUnavailable
-from basilica.core.seen import Sight
+from basilica.core.seen import SeenRank, Sight
 from basilica.ports import Run
-from tests.runtime_local.machine import SLEEP, Machine, sh
+from tests.runtime_local.machine import PATIENCE_S, SLEEP, Machine, sh
 
 COUNTED = sh('echo started >> "$BASILICA_CHECKPOINT_DIR/starts-$RANK"; exit 0')
 
@@ -96,26 +101,53 @@ async def test_two_attempts_never_run_side_by_side(machine: Machine) -> None:
         await machine.until_ended(run)
 
 
-async def _launch_again_and_again(machine: Machine, run: Run) -> None:
+async def _launch_until(machine: Machine, run: Run, sight: Sight) -> SeenRank:
     """As the controller does: a supervisor's end may be seen before what it had to say, and the next try hears that."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
-            await machine.launch(run)
-            while await machine.seen(run) is not None:
-                machine.woken.clear()
+            machine.woken.clear()
+            seen = await machine.seen(run)
+            if seen is None:
+                await machine.launch(run)
+            elif seen.sight is sight:
+                return seen
+            else:
                 await machine.woken.wait()
 
 
-async def test_an_attempt_that_cannot_be_claimed_says_why_and_may_be_tried_again(machine: Machine) -> None:
+@contextmanager
+def read_only(directory: Path) -> Iterator[None]:
+    """A mount of the directory on itself; without the right to make one, there is nothing to test."""
+    if subprocess.run(["mount", "--bind", directory, directory], check=False, capture_output=True).returncode != 0:
+        pytest.skip("needs the right to mount")
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", directory], check=True)
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", directory], check=True)
+
+
+async def test_something_in_the_place_of_a_ranks_directory_is_put_aside(machine: Machine) -> None:
     async with machine.control_plane():
         run = machine.run(COUNTED)
         rank = machine.layout.rank(run.instance, 0)
         rank.parent.mkdir(parents=True)
         rank.write_text("in the way")
-        with pytest.raises(RuntimeUnavailable, match="Not a directory"):
-            await _launch_again_and_again(machine, run)
-        rank.unlink()
         assert (await machine.outcome(run)).exit_code == 0
+
+
+async def test_an_attempt_that_cannot_be_claimed_says_why_and_is_tried_again(machine: Machine) -> None:
+    """The file system takes no record for a while: it is read-only."""
+    async with machine.control_plane():
+        run = machine.run(COUNTED)
+        rank = machine.layout.rank(run.instance, 0)
+        rank.mkdir(parents=True)
+        with read_only(rank):
+            seen = await _launch_until(machine, run, Sight.QUEUED)
+            assert re.fullmatch(r"it cannot be started now, .* again in .* s: Read-only file system", seen.note)
+        seen = await _launch_until(machine, run, Sight.ENDED)
+        assert seen.ended is not None
+        assert seen.ended.exit_code == 0
 
 
 async def test_a_removed_run_leaves_nothing_and_may_not_be_removed_alive(machine: Machine) -> None:

@@ -56,13 +56,26 @@ async def test_a_rank_that_outgrows_its_memory_is_reported_as_such(machine: Mach
     assert (ended.exit_code, ended.reason, ended.signal) == (137, "OOMKilled", "SIGKILL")
 
 
-async def test_a_memory_kill_of_a_child_keeps_the_ranks_own_code(machine: Machine) -> None:
+async def test_a_memory_kill_of_a_child_that_the_rank_handles_is_no_end_of_the_rank(machine: Machine) -> None:
     parent = f"import subprocess, sys; sys.exit(5 if subprocess.run([sys.executable, '-c', {EAT!r}]).returncode else 0)"
     async with machine.control_plane() as runtime:
         _needs_memory_limits(runtime.capabilities())
         program = Exec((python("").argv[0], "-c", parent))
+        run = machine.run(program, resources=Resources(memory_bytes=MEMORY))
+        ended = await machine.outcome(run)
+        told = dict((await runtime.observe(run)).warnings)
+    assert (ended.exit_code, ended.reason, ended.signal) == (5, "Error", None)
+    assert told["MemoryKill"] == (
+        "the kernel killed 1 process that rank 0 had started, for memory; the rank went on and exited with code 5"
+    )
+
+
+async def test_a_memory_kill_that_a_shell_passes_on_is_the_end_of_the_rank(machine: Machine) -> None:
+    async with machine.control_plane() as runtime:
+        _needs_memory_limits(runtime.capabilities())
+        program = sh(f"{python('').argv[0]} -c '{EAT}'; exit $?")
         ended = await machine.outcome(machine.run(program, resources=Resources(memory_bytes=MEMORY)))
-    assert (ended.exit_code, ended.reason, ended.signal) == (5, "OOMKilled", None)
+    assert (ended.exit_code, ended.reason, ended.signal) == (137, "OOMKilled", None)
 
 
 async def test_a_rank_that_survives_a_memory_kill_of_its_child_has_completed(machine: Machine) -> None:

@@ -1,20 +1,25 @@
 """What ranks get and give back here: values in their command lines, archives, results, commands beside them."""
 
 import asyncio
+import errno
 import io
 import json
 import os
 import sys
 import tarfile
+import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import IO
 
 import pytest
 
 from basilica import archives
 from basilica.client.archive import pack
 from basilica.client.source import ship
-from basilica.core.errors import Conflict, DistributedError, RuntimeUnavailable, ValidationError
+from basilica.core.errors import Conflict, RuntimeUnavailable, ValidationError
+from basilica.core.seen import Sight
 from basilica.core.spec import Exec
 from basilica.core.world import WorldSize
 from basilica.ports import Exited, Output
@@ -83,7 +88,8 @@ async def test_what_a_shipped_function_returns_comes_back(machine: Machine) -> N
         for rank in (0, 1):
             ended = await machine.until_ended(run, rank)
             assert ended.exit_code == 0, ended.log_tail
-        results = {rank: json.loads(text) for rank, text in (await runtime.results(run)).items()}
+        found = await runtime.results(run)
+        results = {rank: json.loads(text) for rank, text in found.items() if isinstance(text, bytes)}
         assert results == {0: {"rank": 0, "value": 42}, 1: {"rank": 1, "value": 42}}
         await runtime.remove(run)
         assert await runtime.results(run) == {}
@@ -100,12 +106,19 @@ async def test_any_program_can_leave_a_result_and_a_new_attempt_begins_without(m
         assert await runtime.results(run) == {}
 
 
-async def test_a_result_that_is_too_large_is_refused(machine: Machine) -> None:
+async def test_a_result_that_is_too_large_is_named_and_hides_no_other(machine: Machine) -> None:
+    program = sh(
+        f'[ $RANK = 1 ] || head -c {RESULT_BYTES_MAX + 1} /dev/zero > "$BASILICA_RESULT_FILE"; '
+        'echo 7 >> "$BASILICA_RESULT_FILE"'
+    )
     async with machine.control_plane() as runtime:
-        run = machine.run(sh(f'head -c {RESULT_BYTES_MAX + 1} /dev/zero > "$BASILICA_RESULT_FILE"'))
-        await machine.outcome(run)
-        with pytest.raises(DistributedError, match="the result of rank 0 is larger than 8388608 bytes"):
-            await runtime.results(run)
+        run = machine.run(program, world=WorldSize(2, 2, 2))
+        await machine.launch(run, 0, 1)
+        for rank in (0, 1):
+            await machine.until_ended(run, rank)
+        found = await runtime.results(run)
+    assert found[1] == b"7\n"
+    assert str(found[0]) == "the result of rank 0 has more than 8388608 bytes"
 
 
 # ---- archives -------------------------------------------------------------------------------------------------------
@@ -150,9 +163,65 @@ async def test_an_archive_is_unpacked_once_per_run(machine: Machine, project: by
         await runtime.forget_archives(used_by_nobody, before=1e12)
         await machine.launch(run, attempt=2)
         assert (await machine.until_ended(run, attempt=2)).log_tail == ("mark",)
-        with pytest.raises(RuntimeUnavailable, match="is not there any more"):
-            await machine.launch(machine.run(sh("ls"), name="other", archive=kept.digest))
-        assert not machine.layout.run("other-x").exists()
+        ended = await machine.outcome(machine.run(sh("ls"), name="other", archive=kept.digest))
+    assert (ended.exit_code, ended.reason) == (126, "StartError")
+    assert ended.start_error is not None
+    assert "is not there any more: deploy the run again" in ended.start_error
+
+
+async def test_a_directory_that_the_disk_does_not_take_fails_the_rank_with_that_sentence(
+    machine: Machine, project: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async with machine.control_plane() as runtime:
+        kept = await runtime.store_archive("ada", in_pieces(project))
+        monkeypatch.setattr(tarfile.TarFile, "makefile", full)
+        run = machine.run(sh("ls"), archive=kept.digest)
+        ended = await machine.outcome(run)
+        assert ended.start_error == f"cannot unpack the archive {kept.digest[:12]}: No space left on device"
+        await runtime.remove(run)
+
+
+async def test_a_rank_whose_directory_is_being_unpacked_says_so_and_can_be_stopped(
+    machine: Machine, project: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others start meanwhile, also those of the same user and with an archive of their own once it is their turn; and
+    what was abandoned leaves nothing behind."""
+    began, real = threading.Event(), archives.harmless
+
+    def slow(member: tarfile.TarInfo, place: Path) -> tarfile.TarInfo:
+        began.set()
+        while "stuck-x" in str(place) and not abandoned():
+            time.sleep(0.01)
+        return real(member, place)
+
+    abandoned: Callable[[], bool] = archives.never
+    real_unpack = archives.unpack
+
+    def unpack(file: IO[bytes], target: Path, is_abandoned: Callable[[], bool]) -> None:
+        nonlocal abandoned
+        abandoned = is_abandoned
+        real_unpack(file, target, is_abandoned)
+
+    async with machine.control_plane() as runtime:
+        kept = await runtime.store_archive("ada", in_pieces(project))
+        monkeypatch.setattr(archives, "harmless", slow)
+        monkeypatch.setattr("basilica.runtimes.local.archives.unpack", unpack)
+        stuck = machine.run(sh("ls"), name="stuck", archive=kept.digest)
+        await machine.launch(stuck)
+        await asyncio.to_thread(began.wait)
+        seen = await machine.seen(stuck)
+        assert seen is not None
+        assert (seen.sight, seen.note) == (Sight.QUEUED, "its directory is being unpacked")
+        assert (await machine.outcome(machine.run(sh("exit 0"), name="other"))).exit_code == 0
+        await machine.stop(stuck)
+        assert (await machine.until_ended(stuck)).stopped
+        await runtime.remove(stuck)
+        assert not machine.layout.run(stuck.instance).exists()
+        again = machine.run(sh("ls train.py"), name="again", archive=kept.digest)
+        assert (await machine.outcome(again)).log_tail == ("train.py",)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Stopping: a signal, some grace, then the end of everything that the rank ever started."""
 
 import asyncio
+import errno
 import os
 import signal
 import time
@@ -8,6 +9,7 @@ import time
 import pytest
 
 from basilica.core.seen import Sight
+from basilica.machine import files
 from basilica.ports import Run
 from basilica.runtimes.local import cgroups
 from tests.runtime_local.machine import SLEEP, Machine, python, sh, until_gone
@@ -177,11 +179,15 @@ async def test_stopping_what_has_ended_changes_nothing(machine: Machine) -> None
     assert not before.stopped
 
 
-async def test_a_full_disk_does_not_keep_a_rank_from_being_stopped(machine: Machine) -> None:
+async def test_a_full_disk_does_not_keep_a_rank_from_being_stopped(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_space(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     async with machine.control_plane():
         run = await _ready(machine, machine.run(python(IGNORES_SIGTERM), grace_seconds=0.1))
-        stop_file = machine.layout.rank(run.instance, 0) / "1.stop.draft"
-        stop_file.mkdir()  # stands for a disk on which no file can be made
+        monkeypatch.setattr(files, "write", no_space)
         await machine.stop(run, grace=1000)
         ended = await machine.until_ended(run)
     assert (ended.stopped, ended.exit_code) == (True, 137)

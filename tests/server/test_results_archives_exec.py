@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
 import pytest
 
-from basilica.core.errors import RuntimeUnavailable
+from basilica.core.errors import BadResult, RuntimeUnavailable
 from basilica.ports import Exited, Output, Run, StoredArchive
 from basilica.server.middleware import MAX_ARCHIVE
 from tests.support.world import World, a_request, error_of, key_of, story
@@ -35,12 +35,17 @@ async def test_not_a_number_comes_back_as_python_writes_it(world: World) -> None
 
 
 @story
-async def test_a_result_that_is_no_json_is_told_with_its_rank(world: World) -> None:
+async def test_a_result_that_cannot_be_given_is_named_with_its_rank_and_hides_no_other(world: World) -> None:
     instance = await world.deploy("train", target=2)
     for text in (b"{", b"", b"\xff", b"[" * 100_000):
         world.runtime.result_files[instance] = {0: b"1", 1: text}
-        error = error_of(await world.ann.get("/deployments/train/results"), 409, "DistributedError")
-        assert error["message"] == "what rank 1 wrote to its result file is no JSON"
+        found = (await world.ann.get("/deployments/train/results")).json()
+        assert found == {"results": {"0": 1}, "problems": {"1": "is no JSON"}}
+    world.runtime.result_files[instance] = {0: BadResult(0, "is a FIFO, not a regular file"), 1: b"2"}
+    found = (await world.ann.get("/deployments/train/results")).json()
+    assert found == {"results": {"1": 2}, "problems": {"0": "is a FIFO, not a regular file"}}
+    world.runtime.result_files[instance] = {0: b"1"}
+    assert (await world.ann.get("/deployments/train/results")).json() == {"results": {"0": 1}}
 
 
 # ---- archives -------------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from basilica.client.views import (
 )
 from basilica.core import waits
 from basilica.core.errors import (
+    BadResult,
     BelowMinimumWorld,
     DeploymentNotFound,
     NetworkError,
@@ -379,7 +380,12 @@ def results_so_far(run: Remembered, patience: float | None = None) -> Flow[dict[
     """What ranks have returned, by rank, whatever became of the others."""
     call = Call(method="GET", path=f"{run.path}/results")
     answer = yield from ask(call, name=run.name, patience=patience)
-    return answer.parsed(lambda body: {int(rank): value for rank, value in body["results"].items()})
+    return answer.parsed(_results)
+
+
+def _results(body: Any) -> dict[int, Any]:
+    problems = {int(rank): BadResult(int(rank), problem) for rank, problem in (body.get("problems") or {}).items()}
+    return dict(sorted(({int(rank): value for rank, value in body["results"].items()} | problems).items()))
 
 
 def execute(run: Remembered, command: Sequence[str], rank: int) -> Flow[None]:

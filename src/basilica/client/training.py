@@ -299,7 +299,11 @@ class DistributedTraining:
         return (await self._client._async.run(flows.wait(self._run, waits.complete, timeout))).world
 
     def results(self, timeout: float | None = None) -> dict[int, Any]:
-        """What the shipped function returned, by rank, once the run has succeeded."""
+        """What the shipped function returned, by rank, once the run has succeeded.
+
+        In the place of a result that cannot be given (half-written, or too large) stands a `DistributedError`, which
+        says why; the others are there.
+        """
         return self._client._blocking.run(flows.results(self._run, timeout))
 
     async def results_async(self, timeout: float | None = None) -> dict[int, Any]:

@@ -13,6 +13,7 @@ BasilicaError
 │   ├── UDTerminalState(phase, requested_target, name)
 │   ├── WorldClosed(name, requested_target)
 │   ├── RendezvousUnavailable(problem)
+│   ├── BadResult(rank, problem)                     never raised: it stands for the result of one rank
 │   └── BelowMinimumWorld(name, phase, ready, required_min, timeout, rank_exits, waited_for, target)   by waits only
 ├── RateLimitError(retry_after)                      429
 ├── NetworkError(problem)                            raised by clients only: no answer within the time
@@ -199,6 +200,19 @@ class BelowMinimumWorld(DistributedError):
             f"{self.ready} of {self.required_min} ranks ready; UD {self.name!r} reached terminal phase {self.phase!r} "
             f"({bad or 'no per-rank exits recorded'})"
         )
+
+
+class BadResult(DistributedError):
+    """What one rank wrote to its result file cannot be given; it stands in the place of that rank's result alone."""
+
+    code = "BadResult"
+
+    def __init__(self, rank: int, problem: str) -> None:
+        super().__init__(rank, problem)
+        self.rank, self.problem = rank, problem
+
+    def __str__(self) -> str:
+        return f"the result of rank {self.rank} {self.problem}"
 
 
 class RendezvousUnavailable(DistributedError):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from basilica.core.errors import BasilicaError, DeploymentNotFound, NetworkError
+from basilica.core.errors import BadResult, BasilicaError, DeploymentNotFound, NetworkError
 from basilica.core.world import WorldSize
 from basilica.executors.arguments import (
     RUN_ID,
@@ -166,7 +166,7 @@ class BasilicaExecutor:
                 view, values = None, {}
             for place in places:
                 rank = handles[place].rank
-                outcome = GONE if view is None else _outcome(view, rank)._replace(result=values.get(rank))
+                outcome = GONE if view is None else _with_result(_outcome(view, rank), values.get(rank))
                 results[place] = replica_result(handles[place], outcome, seconds)
         return [results[place] for place in range(len(handles))]
 
@@ -236,6 +236,13 @@ def _states(run: "Remembered", deadline: float) -> "Flow[None]":
 
 
 # ---- what a run says of its ranks --------------------------------------------------------------------------------
+
+
+def _with_result(outcome: Outcome, value: Any) -> Outcome:
+    """What the replica returned; if that cannot be given, the reason, which is no reason to hide the others'."""
+    if isinstance(value, BadResult):
+        return outcome._replace(error="; ".join(filter(None, (outcome.error, str(value)))))
+    return outcome._replace(result=value)
 
 
 def _outcome(view: "RunView", rank: int) -> Outcome:

@@ -23,7 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
+from basilica.clocks import steady_now
+from basilica.core.errors import BadResult
 from basilica.executors.protocol import CANCELLED, ENDED, FAILED, PENDING, RUNNING, SUCCEEDED
+from basilica.machine import files
+from basilica.machine.files import UnusableFile
 from basilica.places import start_of
 from basilica.runtimes.local import supervisor
 from basilica.runtimes.local.follow import tail_rank
@@ -31,13 +35,15 @@ from basilica.runtimes.local.inotify import IN_CLOEXEC, IN_MODIFY, IN_NONBLOCK
 from basilica.runtimes.local.layout import Key, Layout
 from basilica.runtimes.local.orphans import kill_leftovers
 from basilica.runtimes.local.processes import lives
-from basilica.runtimes.local.records import Claim, Exit, Record, bury, read_record, write_stop
+from basilica.runtimes.local.records import NOBODY, Claim, Exit, Record, bury, read_record, write_stop
+from basilica.runtimes.local.run_files import RESULT_BYTES_MAX
 from basilica.runtimes.local.tracebacks import read_traceback
 
 TOLD = "warden.json"
 NEWS = "news"
 TIME_IS_UP = "time-is-up"
 OVER = "over"
+TOLD_BYTES_MAX = 1 << 16
 LOOK_AGAIN_SECONDS = 0.2  # only where the system cannot tell us
 LONGEST_WAIT_SECONDS = 3600.0
 
@@ -72,24 +78,27 @@ class State:
 
 class Gang:
     def __init__(self, directory: Path, job: str) -> None:
-        self.directory = directory
         self.job = job
         self._layout = Layout(directory)
+        self.directory = self._layout.root
 
     # ---- looking -------------------------------------------------------------------------------------------------
 
     def state(self, rank: int) -> State:
         if not self.directory.is_dir():
             return State(CANCELLED, error=f"nothing is known of {self.job} (any more): {self.directory} is not there")
-        record = self._record(rank)
+        warden = self._warden()
+        try:
+            record = self._record(rank)
+        except UnusableFile as error:  # its supervisor puts it back in the end, or its warden does
+            return State(RUNNING if warden is not None else FAILED, error=f"its record cannot be read: {error}")
         if record is not None and record.exit is not None:
             return self._ended(rank, record.exit)
-        warden = self._warden()
         if record is None:
             waits = warden is not None
             return State(PENDING) if waits else State(FAILED, error="it was never started: its warden was killed")
         if warden is None and _living(record) is None:
-            if os.path.exists(self._layout.stop(Key(self.job, rank, 0))):
+            if os.path.lexists(self._layout.stop(Key(self.job, rank, 0))):
                 return State(CANCELLED, error="cancelled")
             return State(FAILED, error="nobody knows how it ended: its supervisor and its warden were killed")
         return State(PENDING if record.running is None else RUNNING)
@@ -97,7 +106,7 @@ class Gang:
     def _ended(self, rank: int, exit: Exit) -> State:
         if exit.exit_code == 0:
             return State(SUCCEEDED, 0, ended_at=exit.finished_at)
-        if exit.stopped and (self.directory / TIME_IS_UP).exists():
+        if exit.stopped and os.path.lexists(self.directory / TIME_IS_UP):
             error = f"stopped, since it had not ended within {self._told().get('timeout', 0):g} s"
             return State(FAILED, exit.exit_code, error, exit.finished_at, stopped=True)
         if exit.stopped:
@@ -118,14 +127,27 @@ class Gang:
         return f"exited with code {exit.exit_code}" + (f": {last_words}" if last_words else "")
 
     def result(self, rank: int) -> Any:
-        """What the entrypoint returned; None if there is nothing (yet)."""
-        return _read_json(self._layout.result(self.job, rank))
+        """What the entrypoint returned; None if there is nothing (yet). `BadResult` if that cannot be told."""
+        try:
+            return json.loads(files.read(self._layout.result(self.job, rank), RESULT_BYTES_MAX))
+        except FileNotFoundError:
+            return None
+        except UnusableFile as error:
+            raise BadResult(rank, error.problem) from error
+        except (ValueError, RecursionError):
+            raise BadResult(rank, "is no JSON") from None
 
     def lines(self, rank: int, n_lines: int) -> tuple[str, ...]:
         return tail_rank(self._layout, self.job, rank, n_lines).lines
 
     def _record(self, rank: int) -> Record | None:
         return read_record(self._layout.record(Key(self.job, rank, 0)))
+
+    def _readable_record(self, rank: int) -> Record | None:
+        try:
+            return self._record(rank)
+        except UnusableFile:
+            return None
 
     def _told(self) -> dict[str, Any]:
         told = _read_json(str(self.directory / TOLD))
@@ -146,7 +168,7 @@ class Gang:
     def is_forsaken(self) -> bool:
         """True if replicas may run that nobody looks after: both the warden and the caller for whom they ran were
         killed."""
-        if (self.directory / OVER).exists():
+        if os.path.lexists(self.directory / OVER):
             return False
         told = self._told()
         if not told.get("owner") or told["boot"] != supervisor.boot() or told["processes"] != process_namespace():
@@ -159,23 +181,39 @@ class Gang:
     def end_forsaken(self, grace: float) -> None:
         for rank in range(self._told()["replicas"]):
             self.cancel(rank, grace)
-        (self.directory / OVER).touch()
+        files.write(str(self.directory / OVER), b"")
 
     def cancel(self, rank: int, grace: float) -> None:
         """Ask for the end: SIGTERM, and SIGKILL after the grace. One that has not started never will."""
         if not self.directory.is_dir():
             return
-        record = self._record(rank)
-        if record is not None and record.exit is not None:
+        try:
+            record = self._record(rank)
+            if record is not None and record.exit is not None:
+                return
+            key = Key(self.job, rank, 0)
+            write_stop(self._layout.stop(key), grace)
+            never_started = Exit(exit_code=None, reason="Cancelled", finished_at=steady_now(), stopped=True)
+            if bury(self._layout.record(key), never_started):
+                return
+            record = self._record(rank)
+        except UnusableFile:  # all that is known of it are its processes; without them its supervisor ends as well
+            kill_leftovers(self._layout, Key(self.job, rank, 0), NOBODY)
             return
-        key = Key(self.job, rank, 0)
-        write_stop(self._layout.stop(key), grace)
-        never_started = Exit(exit_code=None, reason="Cancelled", finished_at=time.time(), stopped=True)
-        if bury(self._layout.record(key), never_started):
-            return
-        record = self._record(rank)
-        if record is not None and record.exit is None and not _signal_supervisor(record.claim):
+        if record is not None and record.exit is None and not _signal_supervisor(record.claim, signal.SIGTERM):
             kill_leftovers(self._layout, key, record.claim)  # nobody is left who would wait for a grace
+
+    def kill(self, rank: int) -> None:
+        """End a replica whose supervisor does not: it is stopped itself, or hangs. Its warden records the end."""
+        key = Key(self.job, rank, 0)
+        try:
+            record = self._record(rank)
+        except UnusableFile:
+            record = Record(claim=NOBODY)
+        if record is not None and record.exit is None:
+            kill_leftovers(self._layout, key, record.claim)
+            _signal_supervisor(record.claim, signal.SIGKILL)
+            kill_leftovers(self._layout, key, record.claim)
 
     # ---- waiting -------------------------------------------------------------------------------------------------
 
@@ -188,7 +226,7 @@ class Gang:
         if warden is not None:
             watched = [_watch_file(stack, self.directory / NEWS), _watch_process(stack, warden)]
         else:
-            records = [r for rank in ranks if (r := self._record(rank)) is not None and r.exit is None]
+            records = [r for r in map(self._readable_record, ranks) if r is not None and r.exit is None]
             watched = [_watch_process(stack, pid) for pid in map(_living, records) if pid is not None]
         return [fd for fd in watched if fd is not None], None not in watched
 
@@ -242,13 +280,17 @@ def _living(record: Record) -> int | None:
     return None
 
 
-def _signal_supervisor(claim: Claim) -> bool:
-    """Exactly that process: by its descriptor, after a look at when it started. False: it is gone."""
+def _signal_supervisor(claim: Claim, number: signal.Signals) -> bool:
+    """Exactly that process: by its descriptor, after a look at when it started. False: it is gone.
+
+    One that somebody has stopped is continued, so that it hears of it.
+    """
     if claim.boot != supervisor.boot():
         return False
     try:
         if sys.platform != "linux":
-            os.kill(claim.pid, signal.SIGTERM)
+            os.kill(claim.pid, number)
+            os.kill(claim.pid, signal.SIGCONT)
             return True
         fd = os.pidfd_open(claim.pid)
     except ProcessLookupError:
@@ -256,7 +298,8 @@ def _signal_supervisor(claim: Claim) -> bool:
     try:
         if not lives(claim.pid, claim.start):
             return False
-        signal.pidfd_send_signal(fd, signal.SIGTERM)
+        signal.pidfd_send_signal(fd, number)
+        signal.pidfd_send_signal(fd, signal.SIGCONT)
     except ProcessLookupError:
         return False
     finally:
@@ -288,6 +331,6 @@ def _watch_file(stack: ExitStack, path: Path) -> int | None:
 def _read_json(path: str) -> Any:
     """None if it is not there, or not whole."""
     try:
-        return json.loads(Path(path).read_bytes())
-    except (OSError, ValueError):
+        return json.loads(files.read(path, TOLD_BYTES_MAX))
+    except (OSError, ValueError, RecursionError):
         return None

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from basilica.core.errors import BasilicaError
+from basilica.core.errors import BadResult, BasilicaError
 from basilica.executors.arguments import (
     DAY_SECONDS,
     check_launch,
@@ -304,7 +304,11 @@ def _results(
         error = state.error
         if state.status == FAILED and gang.job in first:
             error = f"{error}; {'it' if first[gang.job] == handle.rank else f'rank {first[gang.job]}'} failed first"
-        value = gang.result(handle.rank) if _over(state) else None
+        value = None
+        try:
+            value = gang.result(handle.rank) if _over(state) else None
+        except BadResult as problem:  # of this replica alone
+            error = "; ".join(filter(None, (error, str(problem))))
         results.append(replica_result(handle, Outcome(state.status, state.exit_code, error, value), seconds))
     return results
 
@@ -343,4 +347,9 @@ def _stop(gangs: list[tuple[Gang, int]], grace: float) -> list[str]:
         for rank in range(size):
             gang.cancel(rank, grace)
     deadline = time.monotonic() + grace + CLOSE_SECONDS
-    return [gang.job for gang, size in gangs if not gang.wait_until_over(size, deadline)]
+    late = [(gang, size) for gang, size in gangs if not gang.wait_until_over(size, deadline)]
+    for gang, size in late:
+        for rank in range(size):
+            gang.kill(rank)
+    deadline = time.monotonic() + CLOSE_SECONDS
+    return [gang.job for gang, size in late if not gang.wait_until_over(size, deadline)]

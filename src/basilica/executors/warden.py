@@ -17,26 +17,31 @@ from pathlib import Path
 from basilica.clocks import SteadyClock
 from basilica.core.errors import BasilicaError, RuntimeUnavailable
 from basilica.executors.gang import NEWS, OVER, TIME_IS_UP, TOLD, Gang, Task, process_namespace
+from basilica.machine import files
+from basilica.machine.files import UnusableFile
+from basilica.machine.pools import Pool
 from basilica.places import start_of
 from basilica.runtimes.local.forkserver import ForkServer
 from basilica.runtimes.local.gpus import ask_nvidia_smi
 from basilica.runtimes.local.layout import Key, Layout
 from basilica.runtimes.local.orphans import bury_orphan
 from basilica.runtimes.local.processes import Watch, more_descriptors
-from basilica.runtimes.local.records import Exit, append_exit, bury, read_record
+from basilica.runtimes.local.records import NOBODY, Exit, Record, append_exit, bury, read_record
 from basilica.runtimes.local.supervisor import boot
 from basilica.runtimes.local.task import RankTask, StartRequest
 from basilica.runtimes.local.wakeups import Wakeups
 
 LOG_BYTES_MAX = 64 << 20
+THREADS = 2
 
 
 class Warden:
     def __init__(self, task: Task) -> None:
         self.task = task
-        self.directory = Path(task["directory"])
-        self.layout = Layout(self.directory)
+        self.layout = Layout(Path(task["directory"]))
+        self.directory = self.layout.root
         self.clock = SteadyClock()
+        self.pool = Pool("warden", THREADS)
         self.gang = Gang(self.directory, task["job"])
 
     async def tend(self) -> None:
@@ -52,7 +57,7 @@ class Warden:
         _answer({"launched": True})
         await asyncio.gather(*(self._see_to_its_end(rank, pid) for rank, pid in enumerate(supervisors)))
         with suppress(OSError):  # no room: whoever looks later finds that all have ended
-            (self.directory / OVER).touch()
+            files.write(str(self.directory / OVER), b"")
         deadline.cancel()
         wakeups.close()
         if owner is not None:
@@ -68,10 +73,8 @@ class Warden:
             "owner": self.task["owner"],
             "replicas": self.task["replicas"],
         }
-        (self.directory / NEWS).touch()
-        draft = self.directory / f"{TOLD}.draft"
-        draft.write_text(json.dumps(me))
-        draft.rename(self.directory / TOLD)
+        files.write(str(self.directory / NEWS), b"")
+        files.write(str(self.directory / TOLD), json.dumps(me).encode())
 
     # ---- starting ------------------------------------------------------------------------------------------------
 
@@ -143,14 +146,18 @@ class Warden:
         await _gone(supervisor, None)
         key = Key(self.task["job"], rank, 0)
         path = self.layout.record(key)
-        record = read_record(path)
+        try:
+            record = await self.pool.run(read_record, path)
+        except UnusableFile:  # somebody put something else there, and nobody is left who would put it back
+            record = Record(claim=NOBODY)
         if record is None:
             problem = f"its supervisor could not begin; see {self.layout.complaints}"
             bury(path, Exit(exit_code=None, reason="StartError", finished_at=self.clock.now(), start_error=problem))
         elif record.exit is None:
             if record.running is not None:
                 await _gone(record.running.pid, record.running.start)
-            append_exit(path, await bury_orphan(self.layout, key, record.claim, self.clock))
+            exit = await bury_orphan(self.layout, key, record.claim, self.pool, self.clock)
+            await self.pool.run(append_exit, path, exit, record)
         self._tell_news()
 
     def _watch_owner(self) -> Watch | None:
@@ -168,7 +175,7 @@ class Warden:
 
     def _time_is_up(self) -> None:
         with suppress(OSError):  # no room to say why: they are stopped all the same
-            (self.directory / TIME_IS_UP).touch()
+            files.write(str(self.directory / TIME_IS_UP), b"")
         self._stop_all(self.task["grace"])
 
     def _stop_all(self, grace: float) -> None:
@@ -176,8 +183,8 @@ class Warden:
             self.gang.cancel(rank, grace)
 
     def _tell_news(self) -> None:
-        with suppress(OSError), (self.directory / NEWS).open("ab") as news:  # a full disk: our end tells, too
-            news.write(b".")
+        with suppress(OSError), files.appending(str(self.directory / NEWS)) as news:  # a full disk: our end tells, too
+            os.write(news, b".")
 
 
 async def _gone(pid: int, start: int | None) -> None:

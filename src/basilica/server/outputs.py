@@ -5,22 +5,38 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any
 
-from basilica.core.errors import BasilicaError, DistributedError
+from basilica.core.errors import BadResult, BasilicaError
+from basilica.machine.pools import Pool
 from basilica.ports import Exited, Output
 from basilica.wire.responses import CommandExit, CommandOutput
 
+rendering = Pool("results", 2)
 _closing: set[asyncio.Future[Any]] = set()
 
 
-def render_results(results: Mapping[int, bytes]) -> bytes:
-    """The ranks' JSON as it stands, which is Python's: `NaN` and `Infinity` may be in it."""
-    for rank, text in results.items():
-        try:
-            json.loads(text)
-        except (ValueError, RecursionError):
-            raise DistributedError(f"what rank {rank} wrote to its result file is no JSON") from None
-    rows = b",".join(b'"%d":%s' % (rank, text.strip()) for rank, text in sorted(results.items()))
-    return b'{"results":{%s}}' % rows
+def render_results(results: Mapping[int, bytes | BadResult]) -> bytes:
+    """The ranks' JSON as it stands, which is Python's: `NaN` and `Infinity` may be in it.
+
+    A rank whose result cannot be given is named under `problems`, with the reason; `problems` is only there if any is.
+    """
+    good: dict[int, bytes] = {}
+    problems: dict[str, str] = {}
+    for rank, found in sorted(results.items()):
+        if isinstance(found, bytes) and _is_json(found):
+            good[rank] = found.strip()
+        else:
+            problems[str(rank)] = found.problem if isinstance(found, BadResult) else "is no JSON"
+    rows = b",".join(b'"%d":%s' % row for row in good.items())
+    told = b',"problems":' + json.dumps(problems).encode() if problems else b""
+    return b'{"results":{%s}%s}' % (rows, told)
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 async def stream_output(output: AsyncGenerator[Output | Exited, None], closing: asyncio.Event) -> AsyncIterator[bytes]:

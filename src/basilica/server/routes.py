@@ -20,7 +20,7 @@ from basilica.core.why import why
 from basilica.server.control import ControlPlane
 from basilica.server.logs import NDJSON, LogQuery, answer_logs, parse_cursors
 from basilica.server.metrics import Metrics
-from basilica.server.outputs import render_results, stream_output
+from basilica.server.outputs import render_results, rendering, stream_output
 from basilica.server.reports import Fresh, last_reports, newest
 from basilica.server.streams import LastingResponse, next_change, wait_until_removed, watch
 from basilica.wire import requests as inc
@@ -258,9 +258,8 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
     @router.get("/deployments/{name}/results", response_model=out.Results)
     async def get_results(request: Request, name: str) -> Response:
         """What ranks wrote to their result files: what a shipped function returned."""
-        return Response(
-            render_results(await plane.runtime.results(await plane.run(_user(request), name))), media_type=JSON
-        )
+        found = await plane.runtime.results(await plane.run(_user(request), name))
+        return Response(await rendering.run(render_results, found), media_type=JSON)
 
     @router.post("/deployments/{name}/exec", response_class=Response, responses=_EXEC_RESPONSES)
     async def execute_command(request: Request, name: str) -> Response:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from time import time
 
 from basilica.core.actions import Launch, Probe, Stop
-from basilica.core.errors import Conflict, RuntimeUnavailable
+from basilica.core.errors import BadResult, Conflict, RuntimeUnavailable
 from basilica.core.mesh import Announcement
 from basilica.core.reports import Report, Series, SeriesPoint, SeriesQuery
 from basilica.core.seen import Ended, SeenRank, Sight, Sighting, Stalled
@@ -26,7 +26,7 @@ class FakeRuntime:
         self._wake: Callable[[str], None] = lambda _: None
         self.launches: list[tuple[str, int, int]] = []
         self.broken = False
-        self.result_files: dict[str, dict[int, bytes]] = {}
+        self.result_files: dict[str, dict[int, bytes | BadResult]] = {}
         self.archives: dict[tuple[str, str], float] = {}
         self._reported: dict[str, dict[int, list[Report]]] = {}
         self._news = asyncio.Event()
@@ -111,7 +111,7 @@ class FakeRuntime:
         while max((told.at for told in (await self.reports(run)).values()), default=0.0) <= after:
             await self._news.wait()
 
-    async def results(self, run: Run) -> dict[int, bytes]:
+    async def results(self, run: Run) -> dict[int, bytes | BadResult]:
         return dict(self.result_files.get(run.instance, {}))
 
     async def execute(self, run: Run, rank: int, argv: Sequence[str]) -> AsyncGenerator[Output | Exited, None]:

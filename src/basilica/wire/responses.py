@@ -354,9 +354,13 @@ class SeriesList(Outgoing):
 
 
 class Results(Outgoing):
-    """What ranks wrote to their result files, by rank; a rank that wrote none is absent."""
+    """What ranks wrote to their result files, by rank; a rank that wrote none is absent.
+
+    `problems`, which is only there if there are any, says of which ranks the result cannot be given, and why.
+    """
 
     results: dict[str, Any]
+    problems: dict[str, str] | None = None
 
 
 class ArchiveStored(Outgoing):

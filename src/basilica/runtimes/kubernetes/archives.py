@@ -19,6 +19,7 @@ from basilica.core.names import namespace_of
 from basilica.kube import archives as objects
 from basilica.kube.api import ApiError, KubeApi
 from basilica.kube.namespaces import make_namespace
+from basilica.machine.pools import Pool
 from basilica.ports import InUse, StoredArchive
 from basilica.runtimes.kubernetes.refusals import refusals
 
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 
 USER_ARCHIVES = 16  # of the largest size: the cluster's database is small, and everybody's
 WRITTEN_AT_ONCE = 4
+_checking = Pool("checking", 2)  # minutes, if somebody wants it to take that long: not at everybody's expense
 ROOM = "leave out what ranks do not need with .gitignore, or put it into the run's image or a bucket"
 
 
@@ -44,7 +46,7 @@ class ClusterArchives:
             if received.bytes > self._most:
                 problem = f"is larger, packed, than the {_mebibytes(self._most)} that Kubernetes can carry: {ROOM}"
                 raise ValidationError("archive", _mebibytes(received.bytes), problem)
-            await asyncio.to_thread(check, draft)
+            await _checking.run(check, draft)
             parts = objects.slices(await asyncio.to_thread(draft.read_bytes))
         with refusals("cannot keep the archive"):
             await self._keep(namespace_of(user), received.digest, parts)

@@ -1,25 +1,38 @@
-"""Directories that users sent: kept as they came, looked through before they are believed, unpacked once per run."""
+"""Directories that users sent: kept as they came, looked through before they are believed, unpacked once per run.
+
+To look through one and to unpack it takes minutes if somebody wants it to. So that is done by threads of its own, for
+each user one after the other, and ends early when nobody wants it any more.
+"""
 
 import asyncio
 import os
 import tempfile
-from collections.abc import AsyncIterator, Collection
+import threading
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import suppress
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from basilica.archives import BrokenArchive, check, receive, unpack
 from basilica.clocks import SteadyClock
-from basilica.core.errors import RuntimeUnavailable
+from basilica.machine import files
+from basilica.machine.pools import Pool
 from basilica.ports import StoredArchive
 
 SUFFIX = ".tar.gz"
+SEND_AGAIN = "deploy the run again from its directory"
+
+
+class CannotUnpack(Exception):
+    """There is nothing that the run could run in; the text says why, and what to do."""
 
 
 class Archives:
     """`<root>/<user>/<sha256>.tar.gz`; the time of the file is when somebody last wanted it."""
 
-    def __init__(self, root: Path, clock: SteadyClock) -> None:
-        self._root, self._clock = root, clock
+    def __init__(self, root: Path, pool: Pool, clock: SteadyClock) -> None:
+        self._root, self._pool, self._clock = root, pool, clock
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def store(self, user: str, chunks: AsyncIterator[bytes]) -> StoredArchive:
         directory = self._root / user
@@ -30,7 +43,7 @@ class Archives:
         self._touch(draft)
         try:
             received = await receive(chunks, draft)
-            await asyncio.to_thread(check, draft)
+            await self._in_turn(user, lambda abandoned: check(draft, abandoned))
             self._touch(draft)
             os.replace(draft, self._path(user, received.digest))
         finally:
@@ -64,17 +77,40 @@ class Archives:
                 forgotten.append(digest)
         return forgotten
 
-    def unpack(self, user: str, digest: str, target: Path) -> None:
-        """Make the directory, whole or not at all; if it is there, leave it alone."""
-        if target.is_dir():
-            return
+    async def unpack(self, user: str, digest: str, target: Path) -> None:
+        """Make the directory, whole or not at all; if it is there, leave it alone. `CannotUnpack` if it cannot be.
+
+        Whoever is cancelled waits until the thread has stopped: then nobody writes there any more.
+        """
+        await self._in_turn(user, lambda abandoned: self._unpack(user, digest, target, abandoned))
+
+    def _unpack(self, user: str, digest: str, target: Path, abandoned: Callable[[], bool]) -> None:
+        if files.kind(str(target)) is not None:
+            return  # as the last attempt left it
         try:
+            for name in files.names(str(target.parent)):
+                if name.startswith(f"{target.name}-"):  # an earlier server was about to unpack it when it died
+                    files.remove(f"{target.parent}/{name}")
             with self._path(user, digest).open("rb") as file:
-                unpack(file, target)
+                unpack(file, target, abandoned)
         except FileNotFoundError as error:
-            raise RuntimeUnavailable(f"the archive {digest[:12]} is not there any more") from error
+            raise CannotUnpack(f"the archive {digest[:12]} is not there any more: {SEND_AGAIN}") from error
         except BrokenArchive as error:
-            raise RuntimeUnavailable(f"the archive {digest[:12]} cannot be unpacked: {error}") from error
+            raise CannotUnpack(f"the archive {digest[:12]} cannot be unpacked: {error}") from error
+        except OSError as error:
+            raise CannotUnpack(f"cannot unpack the archive {digest[:12]}: {error.strerror or error}") from error
+
+    async def _in_turn(self, user: str, work: Callable[[Callable[[], bool]], None]) -> None:
+        turn = self._turns.setdefault(user, asyncio.Lock())
+        async with turn:
+            abandoned = threading.Event()
+            done = asyncio.ensure_future(self._pool.run(work, abandoned.is_set))
+            try:
+                await asyncio.shield(done)
+            except asyncio.CancelledError:
+                abandoned.set()
+                await asyncio.gather(done, return_exceptions=True)
+                raise
 
     def _touch(self, path: Path) -> None:
         """On our own time line: a step of the wall clock makes nothing old."""

@@ -1,14 +1,16 @@
 """One attempt of a rank, as the runtime knows it."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from basilica.core.names import rank_name
 from basilica.core.seen import Ended, SeenRank, Sight, Stalled
+from basilica.machine.files import UnusableFile
 from basilica.runtimes.local.layout import Key, Layout
-from basilica.runtimes.local.logs import read_tail
+from basilica.runtimes.local.logs import placeholder, read_tail
 from basilica.runtimes.local.processes import Watch
-from basilica.runtimes.local.records import Exit, read_record
+from basilica.runtimes.local.records import Claim, Exit, Record, append_exit, read_record
 from basilica.runtimes.local.tracebacks import read_traceback
 
 ENDED_ATTEMPTS_SHOWN = 4
@@ -21,7 +23,8 @@ TAIL_BYTES_MAX = 1 << 18
 class Attempt:
     """The record on disk is the truth; this mirrors it, and is brought up to date when somebody says so.
 
-    `watch` is on the supervisor, or on the rank itself where the supervisor is gone (`orphaned`).
+    `watch` is on the supervisor, or on the rank itself where the supervisor is gone (`orphaned`). `problem` is what is
+    wrong with its files, which the user should know.
     """
 
     key: Key
@@ -33,6 +36,9 @@ class Attempt:
     stalled: Stalled | None = None
     watch: Watch | None = None
     orphaned: bool = False
+    claim: Claim | None = None
+    problem: str = ""
+    memory_kill: str = ""
 
     def seen(self, node: str) -> SeenRank:
         return SeenRank(
@@ -47,6 +53,12 @@ class Attempt:
             note=self.note,
             stalled=self.stalled,
         )
+
+    @property
+    def warnings(self) -> list[tuple[str, str]]:
+        """What the user should know beside its end."""
+        found = [("UnusableFile", self.problem), ("MemoryKill", self.memory_kill)]
+        return [(reason, message) for reason, message in found if message]
 
     @property
     def was_launched(self) -> bool:
@@ -80,9 +92,63 @@ def has_ended(layout: Layout, key: Key) -> bool:
     return record is not None and record.exit is not None
 
 
-def ended_of(exit: Exit, layout: Layout, key: Key) -> Ended:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnDisk:
+    """What the files of an attempt say. Without a record nobody has it, or, with a `problem`, nobody can tell."""
+
+    record: Record | None = None
+    ended: Ended | None = None
+    problem: str = ""
+    memory_kill: str = ""
+
+
+def read_attempt(layout: Layout, key: Key, boot: str, now: float) -> OnDisk:
+    """All that the disk knows. An attempt of an earlier boot that has not ended is ended here: nobody knows how.
+
+    `ValueError` if the record cannot be understood.
+    """
+    try:
+        record = read_record(layout.record(key))
+    except UnusableFile as error:
+        return OnDisk(problem=f"the record of rank {key.rank} cannot be read: {error}")
+    if record is None:
+        return OnDisk()
+    if record.exit is None and record.claim.boot != boot:
+        lost = Exit(exit_code=None, reason="Unknown", finished_at=now, by_platform=True)
+        record = write_end(layout, key, record, lost)
+    return OnDisk(record=record) if record.exit is None else with_output(layout, key, record, record.exit)
+
+
+def write_end(layout: Layout, key: Key, record: Record, exit: Exit) -> Record:
+    with suppress(OSError):  # if it cannot be written down, the next control plane comes to the same conclusion
+        append_exit(layout.record(key), exit, record)
+    return replace(record, exit=exit)
+
+
+def with_output(layout: Layout, key: Key, record: Record, exit: Exit) -> OnDisk:
+    """The end with the last lines of output. Output that cannot be read hides no end: it says so instead."""
+    try:
+        tail, problem = read_tail(layout.log(key), TAIL_LINES, ended=True, at_most=TAIL_BYTES_MAX).lines, ""
+    except UnusableFile as error:
+        tail, problem = (placeholder(error),), f"the output of rank {key.rank} cannot be read: {error}"
+    by_itself = not exit.stopped and exit.exit_code != 0
+    traceback = read_traceback(layout.error(key)) if by_itself else ""
+    return OnDisk(
+        record=record, ended=ended_of(exit, tail, traceback), problem=problem, memory_kill=memory_kill(key, exit)
+    )
+
+
+def memory_kill(key: Key, exit: Exit) -> str:
+    """A sentence on processes that were killed for memory and that the rank outlived; empty if there are none."""
+    if not exit.oom_kills or exit.reason == "OOMKilled" or exit.exit_code is None or exit.stopped:
+        return ""
+    many = "1 process" if exit.oom_kills == 1 else f"{exit.oom_kills} processes"
+    went_on = f"the rank went on and exited with code {exit.exit_code}"
+    return f"the kernel killed {many} that rank {key.rank} had started, for memory; {went_on}"
+
+
+def ended_of(exit: Exit, tail: tuple[str, ...] = (), traceback: str = "") -> Ended:
     """The end with the last lines of output, and what the program that failed by itself left of its exception."""
-    tail = read_tail(layout.log(key), TAIL_LINES, ended=True, at_most=TAIL_BYTES_MAX)
     return Ended(
         exit_code=exit.exit_code,
         reason=exit.reason,
@@ -91,6 +157,6 @@ def ended_of(exit: Exit, layout: Layout, key: Key) -> Ended:
         stopped=exit.stopped,
         by_platform=exit.by_platform,
         start_error=exit.start_error,
-        log_tail=tuple(line[:TAIL_LINE_MAX] for line in tail.lines),
-        traceback="" if exit.stopped or exit.exit_code == 0 else read_traceback(layout.error(key)),
+        log_tail=tuple(line[:TAIL_LINE_MAX] for line in tail),
+        traceback=traceback,
     )

@@ -12,13 +12,15 @@ import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from basilica.bench.report import parse
 from basilica.clocks import SteadyClock
 from basilica.core.errors import RuntimeUnavailable
 from basilica.core.phase import BenchPhase
 from basilica.core.seen import SeenBench
+from basilica.machine import files
+from basilica.machine.files import UnusableFile
+from basilica.machine.pools import Pool
 from basilica.runtimes.local import supervisor
 from basilica.runtimes.local.cgroups import RankCgroups
 from basilica.runtimes.local.environment import INHERITED
@@ -36,6 +38,7 @@ CORES = 2.0  # one for each end
 LOG_LIMIT_BYTES = 1 << 20
 MESSAGE_MAX = 500
 GONE_WITHIN_S = 10.0
+RESULT_BYTES_MAX = 1 << 20
 WANTED = INHERITED | {"PYTHONPATH"}  # the probe is our own code, and found where ours is
 HOME = "BASILICA_BENCH_DIR"  # by which processes are known whose supervisor was killed
 RUNNING = SeenBench(phase=BenchPhase.RUNNING, message="two processes measure the link between them")
@@ -62,7 +65,9 @@ class Benches:
         groups: Callable[[str], RankCgroups],
         changed: Callable[[str], None],
         clock: SteadyClock,
+        pool: Pool,
     ) -> None:
+        self._pool = pool
         self._layout = layout
         self._python = python
         self._start = start
@@ -75,9 +80,10 @@ class Benches:
 
     async def adopt(self) -> None:
         """Watch what an earlier control plane left, and end what has outlived its run."""
-        for instance in await asyncio.to_thread(self._unended):
+        for instance in await self._pool.run(self._unended):
             seen = await self.seen(instance)
-            if seen is not None and not seen.phase.terminal and all_ended(self._layout, instance):
+            live = seen is not None and not seen.phase.terminal
+            if live and await self._pool.run(all_ended, self._layout, instance):
                 await self.end(instance)
 
     def _unended(self) -> list[str]:
@@ -101,6 +107,8 @@ class Benches:
         """How far the probe is; None if there is none."""
         try:
             return await self._seen(instance)
+        except UnusableFile as error:
+            return _failed(f"its files cannot be used: {error}")
         except OSError:
             return CANNOT_TELL
         except ValueError as error:
@@ -108,7 +116,7 @@ class Benches:
 
     async def _seen(self, instance: str) -> SeenBench | None:
         path = self._file(instance, "1.record")
-        record = read_record(path)
+        record = await self._pool.run(read_record, path)
         if record is None:
             if instance in self._failures:
                 return _failed(self._failures[instance])
@@ -116,15 +124,15 @@ class Benches:
         if record.exit is None and record.claim.boot == self._boot:
             if self._watch(instance, record.claim.pid, record.claim.start):
                 return RUNNING
-            record = read_record(path) or record  # it may have ended while we looked
+            record = await self._pool.run(read_record, path) or record  # it may have ended while we looked
         if record.exit is None:
             record = await self._bury(instance, record)
-        return self._ended(instance, record.exit)
+        return await self._pool.run(self._ended, instance, record.exit)
 
     def _ended(self, instance: str, exit: Exit | None) -> SeenBench:
         assert exit is not None
         if self._has(instance, "result.json"):
-            found = parse(Path(self._file(instance, "result.json")).read_text(encoding="utf-8"))
+            found = parse(files.read(self._file(instance, "result.json"), RESULT_BYTES_MAX).decode())
             told = f"measured between {found.probe_node_a} and {found.probe_node_b}"
             if found.probe_node_a == found.probe_node_b:
                 told = f"measured over the loopback of {found.probe_node_a}: no network is between ranks of one machine"
@@ -169,12 +177,12 @@ class Benches:
             await self._kill_leftovers(instance, record.claim)
         exit = Exit(exit_code=None, reason="Unknown", finished_at=self._clock.now())
         with suppress(OSError):  # the next look comes to the same conclusion
-            append_exit(self._file(instance, "1.record"), exit)
+            await self._pool.run(append_exit, self._file(instance, "1.record"), exit, record)
         return replace(record, exit=exit)
 
     async def _kill_leftovers(self, instance: str, claim: Claim) -> None:
         mark = {f"{HOME}={self._layout.bench(instance)}".encode()}
-        while left := await asyncio.to_thread(with_environment, mark):
+        while left := await self._pool.run(with_environment, mark):
             kill(left)
             await asyncio.sleep(KILL_AGAIN_S)
         for path in claim.cgroups:
@@ -187,7 +195,7 @@ class Benches:
         if await self.seen(instance) is not None:
             return
         try:
-            self._layout.bench(instance).mkdir(mode=0o700, parents=True, exist_ok=True)
+            await self._pool.run(self._make_directory, instance)
             reply = await self._start(self._request(instance, ends))
         except (OSError, RuntimeUnavailable) as error:
             self._failures[instance] = f"the probe could not be started: {error}"
@@ -204,21 +212,30 @@ class Benches:
         never_started = Exit(exit_code=None, reason="Cancelled", finished_at=self._clock.now(), stopped=True)
         asking = signal.SIGTERM
         try:
-            record = read_record(self._file(instance, "1.record"))
-            if record is not None and record.exit is not None:
-                return
-            write_stop(self._file(instance, "1.stop"), 0.0)
-            if bury(self._file(instance, "1.record"), never_started):
+            if await self._pool.run(self._ask_for_end, instance, never_started):
                 return
         except (OSError, ValueError):
             asking = signal.SIGUSR1  # no room for the file: this one needs none
         await self.seen(instance)  # so that one of an earlier control plane is watched, too
         if instance in self._live:
             self._live[instance].watch.signal(asking)
+            self._live[instance].watch.signal(signal.SIGCONT)  # one that is stopped would not hear the other
+
+    def _ask_for_end(self, instance: str, never_started: Exit) -> bool:
+        """True if there is nobody to ask."""
+        record = read_record(self._file(instance, "1.record"))
+        if record is not None and record.exit is not None:
+            return True
+        write_stop(self._file(instance, "1.stop"), 0.0)
+        return bury(self._file(instance, "1.record"), never_started)
+
+    def _make_directory(self, instance: str) -> None:
+        self._layout.run(instance).mkdir(mode=0o700, parents=True, exist_ok=True)
+        files.make_directory(str(self._layout.bench(instance)))
 
     async def end_and_wait(self, instance: str) -> None:
         """Before all that is kept of the run is removed. `RuntimeUnavailable` if it does not end."""
-        if not self._has(instance, ""):
+        if not self._has(instance):
             return
         await self.end(instance)
         live = self._live.get(instance)
@@ -226,6 +243,7 @@ class Benches:
             try:
                 await asyncio.wait_for(live.gone.wait(), GONE_WITHIN_S)
             except TimeoutError:
+                live.watch.signal(signal.SIGKILL)  # its supervisor does not obey: the next look ends what it left
                 raise RuntimeUnavailable(f"the bench probe of {instance} has not ended yet") from None
         self._failures.pop(instance, None)
 
@@ -262,8 +280,8 @@ class Benches:
     def _file(self, instance: str, name: str) -> str:
         return f"{self._layout.bench(instance)}/{name}"
 
-    def _has(self, instance: str, name: str) -> bool:
-        return os.path.exists(self._file(instance, name))
+    def _has(self, instance: str, name: str | None = None) -> bool:
+        return os.path.lexists(self._layout.bench(instance) if name is None else self._file(instance, name))
 
 
 def _failed(why: str) -> SeenBench:

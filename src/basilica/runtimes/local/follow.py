@@ -1,25 +1,45 @@
-"""The lines of one rank over all its attempts: the last ones, and as they come."""
+"""The lines of one rank over all its attempts: the last ones, and as they come.
+
+Chunks are of bounded size, and the next is read when the last was taken: a slow reader costs no memory. Logs are read
+by the threads of a pool, never by the event loop.
+"""
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
 
+from basilica.machine import files as door
+from basilica.machine.files import UnusableFile
+from basilica.machine.pools import Pool
 from basilica.ports import LogChunk
 from basilica.runtimes.local.attempts import has_ended
 from basilica.runtimes.local.inotify import FileWatcher
 from basilica.runtimes.local.layout import Key, Layout
-from basilica.runtimes.local.logs import LINES_ALL, Cursor, read_on, read_tail
+from basilica.runtimes.local.logs import (
+    LINES_ALL,
+    OFFSET_MAX,
+    Cursor,
+    Lines,
+    Tail,
+    find_tail,
+    placeholder,
+    read_on,
+    read_tail,
+)
 
 
 def tail_rank(layout: Layout, instance: str, rank: int, lines: int | None) -> LogChunk:
-    """The last lines; `lines` None: all that is kept."""
+    """The last lines in one piece; `lines` None: all that is kept."""
     wanted = LINES_ALL if lines is None else lines
     collected: tuple[str, ...] = ()
     cursor: Cursor | None = None
     for attempt in reversed(layout.attempts(instance, rank)):
         key = Key(instance, rank, attempt)
-        ended = has_ended(layout, key)  # asked before reading: what is read then is all there will be
-        tail = read_tail(layout.log(key), wanted - len(collected), ended=ended)
+        ended = _has_ended(layout, key)  # asked before reading: what is read then is all there will be
+        try:
+            tail = read_tail(layout.log(key), wanted - len(collected), ended=ended)
+        except UnusableFile as error:
+            tail = Lines((placeholder(error),), OFFSET_MAX)
         collected = tail.lines + collected
         cursor = cursor or Cursor(attempt, tail.offset)
         if len(collected) >= wanted:
@@ -27,8 +47,88 @@ def tail_rank(layout: Layout, instance: str, rank: int, lines: int | None) -> Lo
     return LogChunk(rank, collected, str(cursor or Cursor()))
 
 
+async def read_rank(
+    layout: Layout, instance: str, rank: int, lines: int | None, *, pool: Pool
+) -> AsyncGenerator[LogChunk, None]:
+    """The last lines in chunks, oldest first; what is written after the call has begun may be missing."""
+    begin, last = await pool.run(_find_last, layout, instance, rank, lines)
+    at: Cursor | None = begin
+    while at is not None and at < last:
+        step = await pool.run(_read, layout, instance, rank, at)
+        at = step.at if step.lines else step.later
+        if step.lines:
+            yield LogChunk(rank, step.lines, str(step.at))
+
+
+def tail_cursor(layout: Layout, instance: str, rank: int, lines: int) -> str:
+    """The cursor before the last lines: they are counted, not kept."""
+    return str(_find_last(layout, instance, rank, lines)[0])
+
+
+def _find_last(layout: Layout, instance: str, rank: int, lines: int | None) -> tuple[Cursor, Cursor]:
+    """Where the last lines begin and where they end."""
+    left = LINES_ALL if lines is None else lines
+    begin: Cursor | None = None
+    last: Cursor | None = None
+    for attempt in reversed(layout.attempts(instance, rank)):
+        key = Key(instance, rank, attempt)
+        ended = _has_ended(layout, key)
+        try:
+            found = find_tail(layout.log(key), left, ended=ended)
+        except UnusableFile:
+            found = Tail(0, 1, OFFSET_MAX)
+        begin, last = Cursor(attempt, found.offset), last or Cursor(attempt, found.end)
+        left -= found.lines
+        if left <= 0:
+            break
+    return begin or Cursor(), last or Cursor()
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """The next lines and the place behind them; without lines, the beginning of the next attempt if there is one."""
+
+    lines: tuple[str, ...]
+    at: Cursor
+    ended: bool
+    exists: bool
+    later: Cursor | None = None
+
+
+def _read(layout: Layout, instance: str, rank: int, at: Cursor) -> _Step:
+    key = Key(instance, rank, at.attempt)
+    ended = _has_ended(layout, key)
+    if at.offset == OFFSET_MAX:  # it cannot be read, which was said
+        found, exists = Lines((), OFFSET_MAX), True
+    else:
+        try:
+            found, exists = read_on(layout.log(key), at.offset, ended=ended), door.exists(layout.log(key))
+        except UnusableFile as error:
+            found, exists = Lines((placeholder(error),), OFFSET_MAX), True
+    behind = Cursor(at.attempt, found.offset)
+    if found.lines:
+        return _Step(found.lines, behind, ended, exists)
+    later = next((attempt for attempt in layout.attempts(instance, rank) if attempt > at.attempt), None)
+    return _Step((), behind, ended, exists, None if later is None else Cursor(later, 0))
+
+
+def _has_ended(layout: Layout, key: Key) -> bool:
+    """False also where the record cannot be read: then more may come."""
+    try:
+        return has_ended(layout, key)
+    except (OSError, ValueError):
+        return False
+
+
 async def follow_rank(
-    layout: Layout, instance: str, rank: int, cursor: str | None, *, files: FileWatcher, changed: asyncio.Event
+    layout: Layout,
+    instance: str,
+    rank: int,
+    cursor: str | None,
+    *,
+    files: FileWatcher,
+    changed: asyncio.Event,
+    pool: Pool,
 ) -> AsyncGenerator[LogChunk, None]:
     """Lines from the cursor as they come. `changed` is set when ranks of the run start or end."""
     at = Cursor() if cursor is None else Cursor.parse(cursor)
@@ -36,30 +136,22 @@ async def follow_rank(
     try:
         while True:
             changed.clear()
-            key = Key(instance, rank, at.attempt)
-            log = layout.log(key)
-            ended = has_ended(layout, key)
-            if not ended and (watched is None or watched[0] != at.attempt):
+            step = await pool.run(_read, layout, instance, rank, at)
+            at = step.at
+            if step.lines:
+                yield LogChunk(rank, step.lines, str(at))
+                continue
+            if (step.ended or not step.exists) and step.later is not None:
+                at = step.later
+                continue
+            if not step.ended and step.exists and (watched is None or watched[0] != at.attempt):
                 if watched is not None:
                     watched[1]()
-                watched = _watch(files, key, log, changed)
-            lines = read_on(log, at.offset, ended=ended)
-            at = Cursor(at.attempt, lines.offset)
-            if lines.lines:
-                yield LogChunk(rank, lines.lines, str(at))
-                continue
-            if ended or watched is None:
-                later = next((a for a in layout.attempts(instance, rank) if a > at.attempt), None)
-                if later is not None:
-                    at = Cursor(later, 0)
-                    continue
+                log = layout.log(Key(instance, rank, at.attempt))
+                watched = (at.attempt, files.watch(log, changed.set))
+                continue  # what was written before it was watched
             yield LogChunk(rank, (), str(at))
             await changed.wait()
     finally:
         if watched is not None:
             watched[1]()
-
-
-def _watch(files: FileWatcher, key: Key, log: str, changed: asyncio.Event) -> tuple[int, Callable[[], None]] | None:
-    """Watch the log, if there is one yet: the start of the attempt is told of by `changed` as well."""
-    return (key.attempt, files.watch(log, changed.set)) if os.path.exists(log) else None

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 
 IN_MODIFY = 0x2
+IN_DONT_FOLLOW = 0x02000000
 IN_CLOEXEC = os.O_CLOEXEC
 IN_NONBLOCK = os.O_NONBLOCK
 LOOK_AGAIN_S = 0.2
@@ -27,7 +28,11 @@ class FileWatcher:
 
     def watch(self, path: str, changed: Callable[[], None]) -> Callable[[], None]:
         """Call `changed` after each write to the file, until the returned function is called."""
-        number = self._libc.inotify_add_watch(self._fd, os.fsencode(path), IN_MODIFY) if self._fd >= 0 else -1
+        number = (
+            self._libc.inotify_add_watch(self._fd, os.fsencode(path), IN_MODIFY | IN_DONT_FOLLOW)
+            if self._fd >= 0
+            else -1
+        )
         if number < 0:
             return self._watch_by_time(changed)
         self._callbacks.setdefault(number, []).append(changed)

@@ -1,12 +1,18 @@
-"""Having ranks started: at once, or when it is their turn in the line in front of the GPUs."""
+"""Having ranks started: at once, or when it is their turn in the line in front of the GPUs.
+
+A shortage that passes (no more processes, memory or room) is no failure of a rank: it is tried again, after longer and
+longer pauses, and meanwhile the attempt is seen as queued, with the reason.
+"""
 
 import asyncio
+import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from basilica.core.actions import Launch
 from basilica.core.errors import RuntimeUnavailable
 from basilica.core.seen import Sight
+from basilica.machine.pools import Pool
 from basilica.ports import Run
 from basilica.runtimes.local.attempts import Attempt
 from basilica.runtimes.local.background import Background
@@ -14,11 +20,16 @@ from basilica.runtimes.local.changes import Changes
 from basilica.runtimes.local.forkserver import ForkServer
 from basilica.runtimes.local.gpus import runs_on_cpu
 from basilica.runtimes.local.layout import Key
-from basilica.runtimes.local.line import GpuLine, Turn
+from basilica.runtimes.local.line import GpuLine
 from basilica.runtimes.local.starting import Starting
 from basilica.runtimes.local.table import Table
 from basilica.runtimes.local.tracking import Tracking
 from basilica.runtimes.local.unavailable import or_unavailable
+
+log = logging.getLogger("basilica.runtime")
+
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 30.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,16 +43,18 @@ class Launching:
     line: GpuLine
     changes: Changes
     background: Background
+    pool: Pool
     line_opens_at: float = 0.0
+    _pauses: dict[Key, float] = field(default_factory=dict)  # how long those waited last that cannot be started now
 
     def __post_init__(self) -> None:
         self.line.moved = self._serve_soon
 
     async def launch(self, run: Run, launches: Sequence[Launch]) -> None:
-        """Start those that are not there yet, or have them wait. `RuntimeUnavailable` if they cannot be started."""
+        """Start those that are not there yet, or have them wait."""
         attempts = self.table.of(run.instance)
         wanted = {_key(run, launch): launch for launch in launches}
-        fresh = {key: wanted[key] for key in _startable(attempts, wanted)}
+        fresh = {key: wanted[key] for key in startable(attempts, wanted)}
         if not fresh:
             return
         wish = run.spec.resources.gpus
@@ -57,7 +70,7 @@ class Launching:
         self.background.spawn(self._serve())
 
     async def _serve(self, instance: str | None = None) -> None:
-        """Start those whose turn it is. If ranks of `instance` cannot be started, that is raised."""
+        """Start those whose turn it is; those of `instance` before this returns."""
         loop = asyncio.get_running_loop()
         if not self.changes.is_open:
             return
@@ -72,42 +85,64 @@ class Launching:
                 self.changes.tell(key.instance)
         for turn in turns:
             if turn.run.instance != instance:
-                self.background.spawn(self._start_or_forget(turn))
+                self.background.spawn(self._start(turn.run, turn.granted))
         for turn in turns:
             if turn.run.instance == instance:
                 await self._start(turn.run, turn.granted)
-
-    async def _start_or_forget(self, turn: Turn) -> None:
-        try:
-            await self._start(turn.run, turn.granted)
-        except RuntimeUnavailable:
-            self.changes.tell(turn.run.instance)  # the controller finds them missing and asks again
 
     async def _start(self, run: Run, granted: Mapping[Launch, tuple[str, ...]]) -> None:
         attempts = self.table.of(run.instance)
         keys = [_key(run, launch) for launch in granted]
         for key, uuids in zip(keys, granted.values(), strict=True):
             attempts[key] = Attempt(key=key, sight=Sight.STARTING, gpus=uuids)
+        started: list[int] = []
         try:
-            with or_unavailable(f"cannot start ranks of {run.instance}"):
-                reply = await self.fork_server.start_ranks(self.starting.request(run, granted))
-        except RuntimeUnavailable:
-            for key in keys:
-                self.tracking.forget(key)
-            raise
-        for key, pid in zip(keys, reply["pids"], strict=False):
+            with or_unavailable("the machine does not let us"):
+                request = await self.pool.run(self.starting.request, run, granted)
+                reply = await self.fork_server.start_ranks(request)
+            started, problem = reply["pids"], reply["error"]
+        except RuntimeUnavailable as error:
+            problem = str(error)
+        for key, pid in zip(keys, started, strict=False):
+            self._pauses.pop(key, None)
             self.tracking.watch_new(key, pid)
-        for key in keys[len(reply["pids"]) :]:
-            self.tracking.forget(key)
-        if reply["error"] is not None:
-            raise RuntimeUnavailable(f"cannot start ranks of {run.instance}: {reply['error']}")
+        left = dict(list(granted.items())[len(started) :])
+        if left:
+            self.postpone(run, left, problem or "the fork server does not say why")
+
+    def postpone(self, run: Run, granted: Mapping[Launch, tuple[str, ...]], problem: str) -> None:
+        """Try again after a while to start those; they keep the GPUs that they were given."""
+        keys = [_key(run, launch) for launch in granted]
+        pause = max(self._pauses.get(key, FIRST_PAUSE_S / 2) for key in keys) * 2
+        pause = min(pause, LONGEST_PAUSE_S)
+        note = f"it cannot be started now, and is tried again in {pause:.1f} s: {problem}"
+        attempts = self.table.of(run.instance)
+        for key, uuids in zip(keys, granted.values(), strict=True):
+            self._pauses[key] = pause
+            attempts[key] = Attempt(key=key, sight=Sight.QUEUED, note=note, gpus=uuids)
+        log.warning("cannot start %d ranks of %s, again in %.1f s: %s", len(keys), run.instance, pause, problem)
+        self.changes.tell(run.instance)
+        waiting = {key: attempts[key] for key in keys}
+        asyncio.get_running_loop().call_later(pause, self._try_again, run, dict(granted), waiting)
+
+    def _try_again(self, run: Run, granted: Mapping[Launch, tuple[str, ...]], waiting: Mapping[Key, Attempt]) -> None:
+        """Those that wait no more were stopped meanwhile, or their run was removed."""
+        left = {launch: uuids for launch, uuids in granted.items() if self._waits(_key(run, launch), waiting)}
+        for key in waiting.keys() - {_key(run, launch) for launch in left}:
+            self._pauses.pop(key, None)
+        if left and self.changes.is_open:
+            self.background.spawn(self._start(run, left))
+
+    def _waits(self, key: Key, waiting: Mapping[Key, Attempt]) -> bool:
+        attempt = self.table.find(key)
+        return attempt is waiting[key] and attempt.sight is Sight.QUEUED
 
 
 def _key(run: Run, launch: Launch) -> Key:
     return Key(run.instance, launch.rank, launch.attempt)
 
 
-def _startable(attempts: Mapping[Key, Attempt], wanted: Iterable[Key]) -> list[Key]:
+def startable(attempts: Mapping[Key, Attempt], wanted: Iterable[Key]) -> list[Key]:
     """Those that are not there yet, with no newer attempt of their rank there, and none that has not ended."""
     newest: dict[int, int] = {}
     busy: set[int] = set()

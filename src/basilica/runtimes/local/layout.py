@@ -22,10 +22,16 @@
 An attempt costs two files, no more: some file systems take a millisecond to make one.
 """
 
+import errno
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from basilica.machine import files
+from basilica.machine.files import UnusableFile
+
+DIGITS_MAX = 9
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -40,9 +46,19 @@ class Key:
         return f"{self.instance} rank {self.rank} attempt {self.attempt}"
 
 
+def number_of(text: str) -> int | None:
+    """A number as we write it, None for anything else: other digits and thousands of them are not ours."""
+    return int(text) if len(text) <= DIGITS_MAX and text.isascii() and text.isdigit() else None
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
+    """`root` is canonical, as the door to files wants it: nothing below it is reached over a link."""
+
     root: Path
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "root", Path(os.path.realpath(self.root)))
 
     @property
     def runs(self) -> Path:
@@ -113,7 +129,8 @@ class Layout:
         return f"{self.root}/runs/{key.instance}/reports/{key.rank}.{key.attempt}"
 
     def instances(self) -> list[str]:
-        return _names(self.runs)
+        """All runs; what was put aside there has a dot in its name, and they have none."""
+        return [name for name in _names(self.runs) if "." not in name]
 
     def attempts(self, instance: str, rank: int) -> list[int]:
         """The attempts that somebody has, or had."""
@@ -122,20 +139,27 @@ class Layout:
     def keys(self, instance: str) -> Iterator[Key]:
         for name in _names(self.run(instance)):
             kind, _, number = name.partition("-")
-            if kind == "rank" and number.isdigit():
-                for attempt in self.attempts(instance, int(number)):
-                    yield Key(instance, int(number), attempt)
+            rank = number_of(number) if kind == "rank" else None
+            if rank is not None:
+                for attempt in self.attempts(instance, rank):
+                    yield Key(instance, rank, attempt)
 
 
 def _attempts(rank: Path) -> Iterator[int]:
     for name in _names(rank):
         number, _, kind = name.partition(".")
-        if kind == "record" and number.isdigit():
-            yield int(number)
+        attempt = number_of(number) if kind == "record" else None
+        if attempt is not None:
+            yield attempt
 
 
 def _names(directory: Path) -> list[str]:
+    """None where there is no directory, whatever else is there."""
     try:
-        return os.listdir(directory)
-    except (FileNotFoundError, NotADirectoryError):
+        return files.names(str(directory))
+    except FileNotFoundError:
         return []
+    except UnusableFile as error:
+        if error.errno == errno.ENOTDIR:
+            return []
+        raise

@@ -1,20 +1,26 @@
 """Reading the log files of a rank: the end of them, and on from a place. The supervisor frees their old parts.
 
 A place is `attempt:offset` in bytes. Offsets never shift: what was freed is a hole at the beginning of the file.
+What is read at once is bounded, however long lines and files are. A rank can put anything in the place of its log:
+that raises `UnusableFile`, and `placeholder` is what its readers are shown instead.
 """
 
 import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from basilica.core.errors import ValidationError
+from basilica.machine import files
+from basilica.machine.files import UnusableFile
 
 LINE_MAX = 1 << 20
 BATCH = 1 << 18
 BLOCK = 1 << 16
 LINES_ALL = 1 << 62
+LOOKED_BACK_MAX = 1 << 30  # more of a log is only there if its program made it so
+OFFSET_MAX = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -30,7 +36,7 @@ class Cursor:
         attempt, _, offset = text.partition(":")
         if not (attempt.isascii() and attempt.isdigit() and offset.isascii() and offset.isdigit() and len(text) < 60):
             raise ValidationError("since", text, "not a cursor that this server gave out")
-        return cls(int(attempt), min(int(offset), (1 << 63) - 1))
+        return cls(int(attempt), min(int(offset), OFFSET_MAX))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +98,53 @@ def read_tail(log: str, lines: int, *, ended: bool, at_most: int | None = None) 
     return Lines(_decoded(data)[-lines:] if lines else (), end)
 
 
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """Where the last lines begin and end, and how many they are."""
+
+    offset: int
+    lines: int
+    end: int = field(default=0, compare=False)
+
+
+def find_tail(log: str, lines: int, *, ended: bool) -> Tail:
+    """Where the last lines are, by the rules of `read_tail`; nothing of what was looked at is kept."""
+    with _opened(log) as fd:
+        if fd is None:
+            return Tail(0, 0)
+        size = os.fstat(fd).st_size
+        first = max(_past_hole(fd, 0, size), size - LOOKED_BACK_MAX)
+        position, found = size, 0
+        end = size if ended else None  # else behind the last newline, once it is found
+        while position > first:
+            step = min(BLOCK, position - first)
+            position -= step
+            block = os.pread(fd, step, position)
+            at = len(block)
+            while (at := block.rfind(b"\n", 0, at)) >= 0:
+                begin = position + at + 1
+                end = begin if end is None else end
+                if found == lines:
+                    return Tail(end, 0, end)
+                found += begin < end
+                if found == lines:
+                    return Tail(begin, found, end)
+    end = first if end is None else end
+    return Tail(first, found + (first < end), end) if lines else Tail(end, 0, end)
+
+
+def placeholder(error: UnusableFile) -> str:
+    """What stands for output that cannot be read."""
+    return f"<basilica: this output cannot be shown: {error}>"
+
+
 @contextmanager
 def _opened(path: str) -> Iterator[int | None]:
     try:
-        fd = os.open(path, os.O_RDONLY)
-    except (FileNotFoundError, NotADirectoryError):
+        with files.opened(path) as fd:
+            yield fd
+    except FileNotFoundError:
         yield None
-        return
-    try:
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def _past_hole(fd: int, offset: int, size: int) -> int:

@@ -2,10 +2,14 @@
 
 import asyncio
 import os
+import signal
+from contextlib import suppress
 
 from basilica.clocks import SteadyClock
+from basilica.machine.pools import Pool
 from basilica.runtimes.local import supervisor
 from basilica.runtimes.local.layout import Key, Layout
+from basilica.runtimes.local.processes import lives
 from basilica.runtimes.local.records import Claim, Exit
 from basilica.strays import kill, with_environment
 
@@ -13,21 +17,26 @@ KILL_AGAIN_S = 0.05
 MARK = "BASILICA_EXEC"  # in the environment of a command that was started beside a rank, and of all that it started
 
 
-async def bury_orphan(layout: Layout, key: Key, claim: Claim, clock: SteadyClock) -> Exit:
+async def bury_orphan(layout: Layout, key: Key, claim: Claim, pool: Pool, clock: SteadyClock) -> Exit:
     """Kill what is left of an attempt whose supervisor and rank are gone. Nobody knows how it ended."""
     finished_at = clock.now()
-    while await asyncio.to_thread(kill_leftovers, layout, key, claim):
+    while await pool.run(kill_leftovers, layout, key, claim):
         await asyncio.sleep(KILL_AGAIN_S)
     for path in claim.cgroups:
-        supervisor.remove_cgroup(path)
-    stopped = await asyncio.to_thread(os.path.exists, layout.stop(key))
+        await pool.run(supervisor.remove_cgroup, path)
+    stopped = await pool.run(os.path.lexists, layout.stop(key))
     reason = "Cancelled" if stopped else "Unknown"
     return Exit(exit_code=None, reason=reason, finished_at=finished_at, stopped=stopped)
 
 
 def kill_leftovers(layout: Layout, key: Key, claim: Claim) -> bool:
-    """SIGKILL to all that belongs to the attempt; True if there was something. By cgroup, else by its environment."""
-    left = False
+    """SIGKILL to all that belongs to the attempt; True if there was something.
+
+    By what its supervisor has adopted, by cgroup, and by its environment.
+    """
+    adopted = [pid for pid in supervisor.descendants(claim.pid) if not _is_dead(pid)] if _lives(claim) else []
+    kill(adopted)
+    left = bool(adopted)
     for path in claim.cgroups:
         members = _members(path)
         left = left or bool(members)
@@ -36,6 +45,36 @@ def kill_leftovers(layout: Layout, key: Key, claim: Claim) -> bool:
     strays = _with_environment_of(layout, key)
     kill(strays)
     return left or bool(strays)
+
+
+def terminate_strays(layout: Layout, key: Key) -> None:
+    """SIGTERM to the supervisor of an attempt of which only its processes are known; without one, to them."""
+    strays = _with_environment_of(layout, key)
+    above = {found for pid in strays if (found := _supervisor_of(pid)) is not None}
+    for pid in above or strays:
+        for number in (signal.SIGTERM, signal.SIGCONT):
+            with suppress(OSError):  # gone meanwhile
+                os.kill(pid, number)
+
+
+def _supervisor_of(pid: int) -> int | None:
+    """The nearest process above that bears a supervisor's name; None if there is none."""
+    with suppress(OSError, ValueError, IndexError):
+        while pid > 1:
+            head, _, rest = supervisor.read_file(f"/proc/{pid}/stat").rpartition(b")")
+            if head.endswith(b"(" + supervisor.NAME):
+                return pid
+            pid = int(rest.split()[1])
+    return None
+
+
+def _lives(claim: Claim) -> bool:
+    return claim.boot == supervisor.boot() and lives(claim.pid, claim.start)
+
+
+def _is_dead(pid: int) -> bool:
+    """A zombie is: its parent may be stopped, and never take its exit."""
+    return not lives(pid, supervisor.start_time(pid))
 
 
 def _members(cgroup: str) -> list[int]:

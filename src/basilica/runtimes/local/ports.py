@@ -1,10 +1,13 @@
 """The ports of a run: picked once, by binding, and the same for its whole life."""
 
 import json
-import os
 import socket
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+from basilica.machine import files
+
+BYTES_MAX = 1 << 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,8 +21,14 @@ class Ports:
 def ports_of(path: Path) -> Ports:
     """Read the run's ports; the one that is free to choose is picked now."""
     try:
-        return Ports(**json.loads(path.read_bytes()))
-    except (FileNotFoundError, ValueError, TypeError):
+        return _parse(files.read(str(path), BYTES_MAX))
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+    ):  # there are none yet, or a rank has put something else there
         pass
     with socket.socket() as held:
         held.bind(("", 0))
@@ -32,8 +41,14 @@ def remember_rendezvous(path: Path, port: int) -> None:
         _write(path, replace(ports, rendezvous=port))
 
 
+def _parse(data: bytes) -> Ports:
+    found = json.loads(data)
+    ports = Ports(master=int(found["master"]), rendezvous=int(found.get("rendezvous", 0)))
+    if not (0 < ports.master < 1 << 16 and 0 <= ports.rendezvous < 1 << 16):
+        raise ValueError(f"no ports: {ports}")
+    return ports
+
+
 def _write(path: Path, ports: Ports) -> Ports:
-    draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps(asdict(ports)))
-    os.replace(draft, path)
+    files.write(str(path), json.dumps(asdict(ports)).encode())
     return ports

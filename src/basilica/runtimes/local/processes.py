@@ -25,6 +25,14 @@ def lives(pid: int, start: int) -> bool:
     return state not in (b"Z", b"X") and int(fields[18]) == start
 
 
+def is_stopped(pid: int) -> bool:
+    """True if somebody has stopped the process by a signal, or traces it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    except (OSError, IndexError):
+        return False
+
+
 def _exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)

@@ -7,10 +7,15 @@ file is to claim the attempt. All fit into the file's first block: a full disk c
 import json
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from basilica.machine import files
+from basilica.machine.files import UnusableFile
 from basilica.runtimes.local import supervisor
+
+RECORD_BYTES_MAX = 1 << 16
+STOP_BYTES_MAX = 1 << 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,20 +64,23 @@ class Record:
 
 
 # A power cut may leave the file without its lines: somebody had it, on another boot.
-_LOST_CLAIM = Claim(pid=0, start=0, boot="", claimed_at=0.0)
+NOBODY = Claim(pid=0, start=0, boot="", claimed_at=0.0)
 
 
 def read_record(path: str) -> Record | None:
-    """What is known of the attempt, None if nobody has it. `ValueError`: another version of basilica wrote it."""
+    """What is known of the attempt, None if nobody has it. `ValueError`: another version of basilica wrote it.
+
+    `UnusableFile`: something else is in its place.
+    """
     try:
-        return parse_record(supervisor.read_file(path))
-    except (FileNotFoundError, NotADirectoryError):
+        return parse_record(files.read(path, RECORD_BYTES_MAX))
+    except FileNotFoundError:
         return None
 
 
 def parse_record(data: bytes) -> Record:
     """A line that a power cut left without its end does not count."""
-    claim = _LOST_CLAIM
+    claim = NOBODY
     running: Running | None = None
     exit: Exit | None = None
     for text in data.split(b"\n")[:-1]:
@@ -89,17 +97,25 @@ def parse_record(data: bytes) -> Record:
     return Record(claim=claim, running=running, exit=exit)
 
 
-def append_exit(path: str, exit: Exit) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND)
+def append_exit(path: str, exit: Exit, record: Record | None = None) -> None:
+    """Write down how the attempt ended. If something else is in the place of the record, `record` is written anew."""
     try:
-        supervisor.append(fd, "exit", _fields(exit))
-    finally:
-        os.close(fd)
+        with files.opened(path, os.O_WRONLY | os.O_APPEND) as fd:
+            supervisor.append(fd, "exit", _fields(exit))
+    except (FileNotFoundError, UnusableFile):
+        if record is None:
+            raise
+        files.write(path, _text_of(replace(record, exit=exit)))
+
+
+def _text_of(record: Record) -> bytes:
+    parts = (("claim", record.claim), ("running", record.running), ("exit", record.exit))
+    return b"".join(supervisor.record_line(what, _fields(part)) for what, part in parts if part is not None)
 
 
 def bury(path: str, exit: Exit) -> bool:
     """Claim an attempt for nobody, ended already. False if somebody has it."""
-    os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+    files.make_directory(os.path.dirname(path))
     tombstone = Claim(pid=0, start=0, boot="", claimed_at=exit.finished_at, tombstone=True)
     fd = supervisor.create_record(path, [("claim", _fields(tombstone)), ("exit", _fields(exit))])
     if fd is None:
@@ -110,14 +126,12 @@ def bury(path: str, exit: Exit) -> bool:
 
 def write_stop(path: str, grace_seconds: float) -> None:
     """Ask for the end. A later wish may shorten the grace, never lengthen it, even if nobody has read the first yet."""
-    with suppress(FileNotFoundError, ValueError):  # the first wish, or one that a power cut left empty
-        grace_seconds = min(grace_seconds, float(json.loads(supervisor.read_file(path))["grace"]))
-    os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
-    draft = f"{path}.draft"
-    with open(draft, "w", encoding="utf-8") as file:
-        json.dump({"grace": grace_seconds}, file)
-    os.replace(draft, path)
+    # The first wish, or one that a power cut left empty, or that somebody else put there.
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        grace_seconds = min(grace_seconds, float(json.loads(files.read(path, STOP_BYTES_MAX))["grace"]))
+    files.make_directory(os.path.dirname(path))
+    files.write(path, json.dumps({"grace": grace_seconds}).encode())
 
 
-def _fields(record: Claim | Exit) -> dict[str, Any]:
+def _fields(record: Claim | Running | Exit) -> dict[str, Any]:
     return {name: getattr(record, name) for name in record.__slots__}

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from basilica.core.errors import RuntimeUnavailable
 from basilica.core.mesh import Announcement, SeenRendezvous
+from basilica.machine import files
 from basilica.rendezvous.announcing import announce, announced, says_of
 from basilica.rendezvous.client import KeysClient
 from basilica.rendezvous.control import RendezvousControl
@@ -255,7 +256,7 @@ class LocalRendezvous:
         command = [self._python, "-P", "-m", "basilica.rendezvous", "--host", self._host]
         options = ["--data-dir", str(self._data_dir), "--runs", str(self._runs), "--linger", str(LINGER_S)]
         options += [f"--keyspace-bytes={SHARED_WEIGHT}", *(f"--allow-uid={uid}" for uid in self._users)]
-        with self._complaints.open("ab") as complaints:
+        with files.appending(str(self._complaints)) as complaints:
             started = subprocess.Popen(
                 [*command, *options, "--detach"],
                 stdin=subprocess.DEVNULL,

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from basilica.core.reports import Report, Series, SeriesQuery
+from basilica.machine import files as door
 from basilica.report_points import Point, parse, read_points
 from basilica.report_series import Source, series_of
 from basilica.reporting import FILE_BYTES_MAX, FILES_MAX
@@ -18,7 +19,7 @@ TAIL_BYTES = (4 << 10, 128 << 10)  # most last lines are short
 READ_BYTES_MAX = 2 * FILE_BYTES_MAX  # whoever wrote it
 WORKERS_MAX = 1 << 20
 
-_NAME = re.compile(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})")
+_NAME = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})\.([0-9]{1,9})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,8 @@ def report_file(layout: Layout, key: Key, pid: int) -> ReportFile:
 def report_files(layout: Layout, instance: str) -> list[ReportFile]:
     """Of all processes that have reported."""
     try:
-        names = os.listdir(layout.reports(instance))
-    except (FileNotFoundError, NotADirectoryError):
+        names = door.names(str(layout.reports(instance)))
+    except OSError:  # none yet, or what the rank put in their place
         return []
     found = [match for name in names if (match := _NAME.fullmatch(name))]
     files = [report_file(layout, Key(instance, int(m[1]), int(m[2])), int(m[3])) for m in found]
@@ -66,10 +67,10 @@ def read_last(file: ReportFile) -> Told | None:
     """The newest report; None if there is none that can be read. A process may be writing the file meanwhile."""
     for tail in TAIL_BYTES:
         try:
-            with open(file.path, "rb", buffering=0) as opened:
-                head = opened.read(HEAD_BYTES)
-                size = os.fstat(opened.fileno()).st_size
-                data = os.pread(opened.fileno(), tail, max(0, size - tail))
+            with door.opened(file.path) as fd:
+                head = door.read_at(fd, 0, HEAD_BYTES)
+                size = os.fstat(fd).st_size
+                data = door.read_at(fd, max(0, size - tail), tail)
         except OSError:
             return None
         for line in reversed(data.split(b"\n")):
@@ -126,8 +127,8 @@ def read_series(layout: Layout, instance: str, query: SeriesQuery) -> list[Serie
 def read_points_of(file: ReportFile) -> tuple[Source, list[Point]]:
     """All that a process reported; nothing if its file cannot be read."""
     try:
-        with open(file.path, "rb") as opened:
-            head, *lines = opened.read(READ_BYTES_MAX).split(b"\n")
+        with door.opened(file.path) as fd:
+            head, *lines = door.read_at(fd, 0, READ_BYTES_MAX).split(b"\n")
     except OSError:
         return (file.key.rank, 0), []
     points = list(read_points(lines))

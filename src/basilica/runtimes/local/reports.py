@@ -14,6 +14,7 @@ from basilica.clocks import SteadyClock, counted
 from basilica.core import stalls
 from basilica.core.reports import Report, Series, SeriesQuery
 from basilica.core.seen import Stalled
+from basilica.machine.pools import Pool
 from basilica.reporting import BELL_ENV, FILE_ENV
 from basilica.runtimes.local import stacks
 from basilica.runtimes.local.background import Spawn
@@ -60,6 +61,7 @@ class Reports:
     layout: Layout
     files: FileWatcher
     spawn: Spawn
+    pool: Pool
     stalled: Callable[[Key, Stalled | None], None]
     clock: SteadyClock
     _watched: dict[Key, dict[int, _Process]] = field(default_factory=dict)
@@ -74,16 +76,16 @@ class Reports:
 
     def rung(self, key: Key, pid: int) -> None:
         """A process says that it has begun to report, or that its usual step time is known."""
-        self._watch(report_file(self.layout, key, pid), adopted=False)
+        self.spawn(self._watch(report_file(self.layout, key, pid), adopted=False))
         self._readers.tell(key.instance)
 
-    def adopt(self, instance: str, running: Iterable[Key]) -> None:
+    async def adopt(self, instance: str, running: Iterable[Key]) -> None:
         """Find those that began to report under an earlier control plane. Who has stalled is told before this returns:
         that the control plane was away does not mean that the rank has come back."""
         wanted = set(running)
-        for file in report_files(self.layout, instance) if wanted else ():
+        for file in await self.pool.run(report_files, self.layout, instance) if wanted else ():
             if file.key in wanted:
-                self._watch(file, adopted=True)
+                await self._watch(file, adopted=True)
 
     def forget(self, key: Key) -> None:
         """The attempt has ended."""
@@ -96,16 +98,28 @@ class Reports:
 
     # ---- who has fallen silent -------------------------------------------------------------------------------------
 
-    def _watch(self, file: ReportFile, *, adopted: bool) -> None:
+    async def _watch(self, file: ReportFile, *, adopted: bool) -> None:
         processes = self._watched.setdefault(file.key, {})
         process = processes.setdefault(file.pid, _Process(file))
         if process.stalled is None:
-            self._look(process, adopted=adopted)
+            await self._look(process, adopted=adopted)
 
-    def _look(self, process: _Process, *, adopted: bool = False) -> None:
+    def _look_soon(self, process: _Process) -> None:
+        self.spawn(self._look(process))
+
+    def _is_watched(self, process: _Process) -> bool:
+        """False once its attempt has ended."""
+        return self._watched.get(process.file.key, {}).get(process.file.pid) is process
+
+    async def _look(self, process: _Process, *, adopted: bool = False) -> None:
         """Set the timer by the newest report, or find that there is none for too long."""
+        told = await self.pool.run(read_last, process.file)
+        if self._is_watched(process):
+            self._judge(process, told, adopted=adopted)
+
+    def _judge(self, process: _Process, told: Told | None, *, adopted: bool = False) -> None:
         process.let_go()
-        file, told = process.file, read_last(process.file)
+        file = process.file
         if told is None or told.last.usual is None or not lives(file.pid, told.start):
             self._drop(process)
             return
@@ -113,7 +127,7 @@ class Reports:
         if left > 0:
             self._tell(process, None)
             loop = asyncio.get_running_loop()
-            process.timer = loop.call_later(max(left, SOON), self._look, process)
+            process.timer = loop.call_later(max(left, SOON), self._look_soon, process)
             return
         if adopted:
             self._tell(process, self._stall(told, stacks.NOTHING))
@@ -132,24 +146,28 @@ class Reports:
     async def _found_silent(self, process: _Process, told: Told) -> None:
         file, loop = process.file, asyncio.get_running_loop()
         async with self._room:
-            taken = await stacks.take_stacks(file.pid, told.start, file.stacks)
-        if self._watched.get(file.key, {}).get(file.pid) is not process:
+            taken = await stacks.take_stacks(file.pid, told.start, file.stacks, self.pool)
+        if not self._is_watched(process):
             return  # the attempt has ended meanwhile
         process.let_go()
 
         def changed() -> None:
-            loop.call_soon(self._written, process)
+            loop.call_soon(self._written_soon, process)
 
         process.unwatch = self.files.watch(file.path, changed)
-        if not self._written(process):  # else it was only slow
+        if not await self._written(process) and self._is_watched(process):  # else it was only slow
             self._tell(process, self._stall(told, taken))
 
-    def _written(self, process: _Process) -> bool:
+    def _written_soon(self, process: _Process) -> None:
+        self.spawn(self._written(process))
+
+    async def _written(self, process: _Process) -> bool:
         """A silent process wrote to its file: True if that was a report."""
-        told = read_last(process.file)
+        told = await self.pool.run(read_last, process.file)
         if process.unwatch is None or (told is not None and told.last.n == process.asked):
             return False
-        self._look(process)
+        if self._is_watched(process):
+            self._judge(process, told)
         return True
 
     def _tell(self, process: _Process, stalled: Stalled | None) -> None:
@@ -163,19 +181,18 @@ class Reports:
     # ---- telling ---------------------------------------------------------------------------------------------------
 
     async def last(self, instance: str) -> dict[int, Report]:
-        if not report_files(self.layout, instance):
-            return {}
-        return await asyncio.to_thread(read_reports, self.layout, instance)
+        return await self.pool.run(read_reports, self.layout, instance)
 
     async def series(self, instance: str, query: SeriesQuery) -> list[Series]:
-        return await asyncio.to_thread(read_series, self.layout, instance, query)
+        return await self.pool.run(read_series, self.layout, instance, query)
 
     async def next(self, instance: str, after: float) -> None:
         """Return when somebody has reported later than that."""
         with self._readers.reading(instance) as changed:
             while True:
                 changed.clear()
-                forget = [self.files.watch(file.path, changed.set) for file in report_files(self.layout, instance)]
+                files = await self.pool.run(report_files, self.layout, instance)
+                forget = [self.files.watch(file.path, changed.set) for file in files]
                 try:
                     newest = max((report.at for report in (await self.last(instance)).values()), default=0.0)
                     if newest > after:

@@ -1,16 +1,18 @@
 """What is on disk of a run as a whole: its attempts, what its ranks returned, and removing it."""
 
 import os
-import shutil
 from contextlib import suppress
 
-from basilica.core.errors import DistributedError
+from basilica.core.errors import BadResult
+from basilica.machine import files
+from basilica.machine.files import UnusableFile
 from basilica.runtimes.local import supervisor
-from basilica.runtimes.local.attempts import has_ended
-from basilica.runtimes.local.layout import Key, Layout
-from basilica.runtimes.local.records import Record, read_record
+from basilica.runtimes.local.attempts import OnDisk, has_ended, read_attempt
+from basilica.runtimes.local.layout import Key, Layout, number_of
+from basilica.runtimes.local.records import read_record
 
 RESULT_BYTES_MAX = 8 << 20
+RESULTS_BYTES_MAX = 128 << 20  # of all ranks together: they travel in one answer
 
 
 def unended(layout: Layout) -> list[str]:
@@ -26,35 +28,54 @@ def all_ended(layout: Layout, instance: str) -> bool:
         return False
 
 
-def read_run(layout: Layout, instance: str) -> dict[Key, Record | None]:
-    return {key: read_record(layout.record(key)) for key in layout.keys(instance)}
+def read_run(layout: Layout, instance: str, boot: str, now: float) -> dict[Key, OnDisk]:
+    return {key: read_attempt(layout, key, boot, now) for key in layout.keys(instance)}
 
 
-def read_results(layout: Layout, instance: str) -> dict[int, bytes]:
-    found: dict[int, bytes] = {}
+def read_results(layout: Layout, instance: str) -> dict[int, bytes | BadResult]:
+    """What each rank wrote, or what is wrong with it: that hides nobody else's."""
     with suppress(FileNotFoundError):
-        for name in os.listdir(layout.results(instance)):
-            number, _, kind = name.partition(".")
-            if kind == "json" and number.isascii() and number.isdigit():
-                path = layout.results(instance) / name
-                if path.stat().st_size > RESULT_BYTES_MAX:
-                    raise DistributedError(f"the result of rank {number} is larger than {RESULT_BYTES_MAX} bytes")
-                found[int(number)] = path.read_bytes()
-    return dict(sorted(found.items()))
+        split = (name.partition(".") for name in files.names(str(layout.results(instance))))
+        ranks = (number_of(number) for number, _, kind in split if kind == "json")
+        return _read_results(layout, instance, sorted({rank for rank in ranks if rank is not None}))
+    return {}
+
+
+def _read_results(layout: Layout, instance: str, ranks: list[int]) -> dict[int, bytes | BadResult]:
+    found: dict[int, bytes | BadResult] = {}
+    room = RESULTS_BYTES_MAX
+    for rank in ranks:
+        result = _read_result(layout.result(instance, rank), rank)
+        if isinstance(result, bytes):
+            room -= len(result)
+        found[rank] = (
+            result if room >= 0 else BadResult(rank, f"has no room among {RESULTS_BYTES_MAX} bytes of results")
+        )
+    return found
+
+
+def _read_result(path: str, rank: int) -> bytes | BadResult:
+    try:
+        return files.read(path, RESULT_BYTES_MAX)
+    except FileNotFoundError:
+        return BadResult(rank, "was removed while it was read")
+    except UnusableFile as error:
+        return BadResult(rank, error.problem)
 
 
 def remove_run(layout: Layout, instance: str) -> None:
     """As a whole, then piece by piece: a late supervisor must not find its directory without the note that stops it."""
-    for record in read_run(layout, instance).values():
-        for path in () if record is None else record.claim.cgroups:
-            supervisor.remove_cgroup(path)
-    layout.removing.mkdir(mode=0o700, exist_ok=True)
+    for key in layout.keys(instance):
+        with suppress(OSError, ValueError):  # a record that somebody has put something else in the place of
+            record = read_record(layout.record(key))
+            for path in () if record is None else record.claim.cgroups:
+                supervisor.remove_cgroup(path)
+    files.make_directory(str(layout.removing))
     with suppress(FileNotFoundError):
         os.rename(layout.run(instance), layout.removing / instance)
-        shutil.rmtree(layout.removing / instance)
+    files.remove(str(layout.removing / instance))
 
 
 def finish_removing(layout: Layout) -> None:
     """What an earlier server was about to remove when it died."""
-    with suppress(FileNotFoundError):
-        shutil.rmtree(layout.removing)
+    files.remove(str(layout.removing))

@@ -15,10 +15,12 @@ from pathlib import Path
 
 from basilica.clocks import SteadyClock
 from basilica.core.actions import Launch, Probe, Stop
-from basilica.core.errors import Conflict, RuntimeUnavailable
+from basilica.core.errors import BadResult, Conflict, RuntimeUnavailable
 from basilica.core.mesh import Announcement
 from basilica.core.reports import Report, Series, SeriesQuery
 from basilica.core.seen import Sight, Sighting, Stalled
+from basilica.machine import files
+from basilica.machine.pools import Pool
 from basilica.ports import Exited, InUse, LogChunk, Output, Run, StoredArchive
 from basilica.runtimes.local import cgroups
 from basilica.runtimes.local.archives import Archives
@@ -28,15 +30,15 @@ from basilica.runtimes.local.bench import CORES, Benches
 from basilica.runtimes.local.capabilities import Capability, capabilities_of, warnings_of
 from basilica.runtimes.local.changes import Changes
 from basilica.runtimes.local.execute import execute
-from basilica.runtimes.local.follow import follow_rank, tail_rank
+from basilica.runtimes.local.follow import follow_rank, read_rank, tail_cursor, tail_rank
 from basilica.runtimes.local.forkserver import ForkServer
 from basilica.runtimes.local.gpus import GpuInventory, ask_nvidia_smi
 from basilica.runtimes.local.hosts import LOOPBACK, MESH_LIMIT_S, Host, Hosts
 from basilica.runtimes.local.inotify import FileWatcher
 from basilica.runtimes.local.launching import Launching
-from basilica.runtimes.local.layout import Key, Layout
+from basilica.runtimes.local.layout import Key, Layout, number_of
 from basilica.runtimes.local.line import GpuLine
-from basilica.runtimes.local.ports import ports_of, remember_rendezvous
+from basilica.runtimes.local.ports import Ports, ports_of, remember_rendezvous
 from basilica.runtimes.local.processes import more_descriptors
 from basilica.runtimes.local.rendezvous import LocalRendezvous
 from basilica.runtimes.local.reports import Reports
@@ -46,9 +48,14 @@ from basilica.runtimes.local.stopping import Stopping
 from basilica.runtimes.local.table import Table
 from basilica.runtimes.local.tracking import Tracking
 from basilica.runtimes.local.unavailable import or_unavailable
+from basilica.runtimes.local.unpacking import Unpacking
 from basilica.runtimes.local.wakeups import Told, Wakeups
 
 LOG_LIMIT_BYTES = 64 << 20
+CONTROL_THREADS = 4
+READING_THREADS = 4
+UNPACKING_THREADS = 3
+LINES_AT_ONCE = 10_000
 LINE_OPENS_AFTER_S = 0.5
 
 
@@ -74,7 +81,11 @@ class LocalRuntime:
         """`hosts`: network namespaces that ranks are spread over, all of which reach `rendezvous_address`."""
         self._layout = Layout(state_dir.absolute())
         self._clock = clock or SteadyClock()
-        self._archives = Archives(self._layout.archives, self._clock)
+        # What users' files and archives cost is not to be paid by the control plane, so each has threads of its own.
+        self._own_work = Pool("control", CONTROL_THREADS)
+        self._reading = Pool("reading", READING_THREADS)
+        self._unpackers = Pool("unpacking", UNPACKING_THREADS)
+        self._archives = Archives(self._layout.archives, self._unpackers, self._clock)
         self._node = node or socket.gethostname()
         self._hosts = Hosts(hosts or (Host(self._node),), python=python, limit_seconds=mesh_limit_seconds)
         self._rendezvous_address = rendezvous_address
@@ -94,6 +105,7 @@ class LocalRuntime:
         self._table = Table()
         self._changes = Changes()
         self._background = Background()
+        self._unpacking: Unpacking | None = None
 
     # ------------------------------------------------------------------------------------------------ begin and end
 
@@ -112,21 +124,23 @@ class LocalRuntime:
         await self._examine_machine()
         self._prepare_starting()
         with or_unavailable("cannot read the runs that an earlier server left"):
-            await asyncio.to_thread(finish_removing, self._layout)
-            instances = await asyncio.to_thread(unended, self._layout)
+            await self._own_work.run(finish_removing, self._layout)
+            instances = await self._own_work.run(unended, self._layout)
         await self._benches.adopt()
-        if self._layout.instances():
-            # Runs that waited for GPUs come back in any order: let the oldest come too before giving any out.
-            self._launching.line_opens_at = asyncio.get_running_loop().time() + LINE_OPENS_AFTER_S
         for instance in instances:
             with suppress(RuntimeUnavailable):  # its own `observe` says so; the others are not to suffer
                 await self._tracking.attempts(instance)
         await self._rendezvous.wait_until_up()
+        if await self._own_work.run(self._layout.instances):
+            # Runs that waited for GPUs come back in any order: let the oldest come too before giving any out.
+            self._launching.line_opens_at = asyncio.get_running_loop().time() + LINE_OPENS_AFTER_S
 
     def _prepare_following(self) -> None:
         """The parts that must be there at once, since supervisors of an earlier server may ring."""
         self._files = FileWatcher()
-        self._reports = Reports(self._layout, self._files, self._background.spawn, self._stalled, self._clock)
+        self._reports = Reports(
+            self._layout, self._files, self._background.spawn, self._reading, self._stalled, self._clock
+        )
         self._tracking = Tracking(
             layout=self._layout,
             table=self._table,
@@ -135,6 +149,7 @@ class LocalRuntime:
             changes=self._changes,
             background=self._background,
             clock=self._clock,
+            pool=self._own_work,
         )
         self._stopping = Stopping(
             layout=self._layout,
@@ -143,6 +158,7 @@ class LocalRuntime:
             line=self._line,
             background=self._background,
             clock=self._clock,
+            pool=self._own_work,
         )
         self._benches = Benches(
             self._layout,
@@ -151,11 +167,12 @@ class LocalRuntime:
             groups=lambda instance: self._starting.groups(f"{instance}-bench", memory_bytes=None, cpu=CORES),
             changed=self._changes.tell,
             clock=self._clock,
+            pool=self._own_work,
         )
 
     async def _examine_machine(self) -> None:
         ours = {os.getpid(), self._fork_server.pid}
-        self._cgroups = await asyncio.to_thread(cgroups.find, ours.__contains__)
+        self._cgroups = await self._own_work.run(cgroups.find, ours.__contains__)
         if self._inventory is None:
             self._line.inventory = await ask_nvidia_smi()
 
@@ -182,12 +199,25 @@ class LocalRuntime:
             line=self._line,
             changes=self._changes,
             background=self._background,
+            pool=self._own_work,
+        )
+        self._unpacking = Unpacking(
+            layout=self._layout,
+            archives=self._archives,
+            table=self._table,
+            tracking=self._tracking,
+            launching=self._launching,
+            changes=self._changes,
+            pool=self._own_work,
+            prepare=self._open_rendezvous,
         )
 
     async def close(self) -> None:
         if not self._changes.is_open:
             return
         self._changes.close()
+        if self._unpacking is not None:
+            await self._unpacking.close()
         await self._background.cancel()
         self._table.clear()
         self._benches.close()
@@ -197,6 +227,8 @@ class LocalRuntime:
         await self._hosts.close()
         await self._rendezvous.close()
         await self._fork_server.close()
+        for pool in (self._own_work, self._reading, self._unpackers):
+            pool.close()
 
     def capabilities(self) -> tuple[Capability, ...]:
         """What this machine can do, once started."""
@@ -214,6 +246,7 @@ class LocalRuntime:
             mesh=self._hosts.mesh(run.instance, run.spec.world),
             warnings=(
                 *warnings_of(run.spec.resources, self._cgroups, self._line.inventory),
+                *(warning for attempt in attempts for warning in attempt.warnings),
                 *self._rendezvous.warnings(run.instance),
             ),
         )
@@ -225,9 +258,10 @@ class LocalRuntime:
 
     def _told(self, told: Told) -> None:
         """A supervisor or a rank has rung."""
-        if told.what == "reporting" and told.key.instance in self._table and told.detail.isdecimal():
-            self._reports.rung(told.key, int(told.detail))
-        else:
+        pid = number_of(told.detail) if told.what == "reporting" and told.key.instance in self._table else None
+        if pid is not None:
+            self._reports.rung(told.key, pid)
+        elif told.what != "reporting":
             self._tracking.told(told)
 
     def _told_too_much(self) -> None:
@@ -247,11 +281,17 @@ class LocalRuntime:
         keys = [Key(run.instance, launch.rank, launch.attempt) for launch in launches]
         failed = self._tracking.take_unclaimable(keys)
         if failed:
-            raise RuntimeUnavailable(f"cannot start ranks of {run.instance}: {failed[0]}")
-        if run.spec.archive is not None:
-            with or_unavailable(f"cannot unpack what {run.instance} runs in"):
-                target = self._layout.workdir(run.instance)
-                await asyncio.to_thread(self._archives.unpack, run.user, run.spec.archive, target)
+            again: dict[Launch, tuple[str, ...]] = {
+                launch: () for key, launch in zip(keys, launches, strict=True) if key in failed
+            }
+            self._launching.postpone(run, again, next(iter(failed.values())))
+            launches = [launch for launch in launches if launch not in again]
+        with or_unavailable(f"cannot make room for the ranks of {run.instance}"):
+            await self._own_work.run(files.make_directory, str(self._layout.run(run.instance)))
+            self._wakeups.renew()
+        if run.spec.archive is not None and self._unpacking is not None:
+            await self._unpacking.launch(run, launches)
+            return
         await self._open_rendezvous(run)
         await self._launching.launch(run, launches)
 
@@ -260,7 +300,7 @@ class LocalRuntime:
         for stop in stops:
             key = Key(run.instance, stop.rank, stop.attempt)
             with or_unavailable(f"cannot stop {key}"):
-                self._stopping.stop(key, stop.grace_seconds)
+                await self._stopping.stop(key, stop.grace_seconds)
 
     async def remove(self, run: Run) -> None:
         for attempt in (await self._attempts(run)).values():
@@ -268,8 +308,10 @@ class LocalRuntime:
                 raise RuntimeUnavailable(f"{attempt.key} has not ended yet")
         await self._benches.end_and_wait(run.instance)
         await self.end_rendezvous(run)
+        if self._unpacking is not None:
+            await self._unpacking.forget(run.instance)
         with or_unavailable(f"cannot remove what is kept of {run.instance}"):
-            await asyncio.to_thread(remove_run, self._layout, run.instance)
+            await self._own_work.run(remove_run, self._layout, run.instance)
         self._table.remove(run.instance)
 
     # --------------------------------------------------------------------------------------------------- rendezvous
@@ -284,11 +326,10 @@ class LocalRuntime:
         instance, path = run.instance, self._layout.ports(run.instance)
         if self._rendezvous.seen(instance) is None:
             with or_unavailable(f"cannot keep the ports of {instance}"):
-                self._layout.run(instance).mkdir(mode=0o700, exist_ok=True)
-                wished = ports_of(path).rendezvous
+                wished = (await self._own_work.run(_ports_of, path)).rendezvous
             port = await self._rendezvous.open(instance, wished or None)
             with or_unavailable(f"cannot keep the ports of {instance}"):
-                remember_rendezvous(path, port)
+                await self._own_work.run(remember_rendezvous, path, port)
         seen = self._rendezvous.seen(instance)
         if seen is not None and self._changes.is_open:
             self._hosts.watch(instance, run.spec.world.target, seen.endpoint, self._changes.wake)
@@ -313,9 +354,9 @@ class LocalRuntime:
 
     # ------------------------------------------------------------------------------------ results, archives, commands
 
-    async def results(self, run: Run) -> dict[int, bytes]:
+    async def results(self, run: Run) -> dict[int, bytes | BadResult]:
         with or_unavailable(f"cannot read the results of {run.instance}"):
-            return await asyncio.to_thread(read_results, self._layout, run.instance)
+            return await self._reading.run(read_results, self._layout, run.instance)
 
     async def store_archive(self, user: str, chunks: AsyncIterator[bytes]) -> StoredArchive:
         with or_unavailable("cannot keep the archive"):
@@ -323,14 +364,14 @@ class LocalRuntime:
 
     async def has_archive(self, user: str, digest: str) -> bool:
         with or_unavailable("cannot look for the archive"):
-            return self._archives.has(user, digest)
+            return await self._own_work.run(self._archives.has, user, digest)
 
     async def forget_archives(self, in_use: InUse, before: float) -> list[str]:
         with or_unavailable("cannot remove old archives"):
-            if not await asyncio.to_thread(self._archives.old, before):
+            if not await self._own_work.run(self._archives.old, before):
                 return []
             used = await in_use()
-            return await asyncio.to_thread(self._archives.forget, used, before)
+            return await self._own_work.run(self._archives.forget, used, before)
 
     async def execute(self, run: Run, rank: int, argv: Sequence[str]) -> AsyncGenerator[Output | Exited, None]:
         attempts = [a for a in (await self._attempts(run)).values() if a.key.rank == rank and a.was_launched]
@@ -339,7 +380,7 @@ class LocalRuntime:
         newest = max(attempts, key=lambda attempt: attempt.key.attempt)
         launch = Launch(rank, newest.key.attempt, run.spec.world.target)
         with or_unavailable(f"cannot tell the environment of {run.instance}"):
-            env = self._starting.environment(run, launch, newest.gpus)
+            env = await self._own_work.run(self._starting.environment, run, launch, newest.gpus)
         async with aclosing(execute(argv, env, self._starting.workdir(run), self._background.spawn)) as output:
             async for chunk in output:
                 yield chunk
@@ -358,11 +399,26 @@ class LocalRuntime:
 
     async def tail(self, run: Run, rank: int, lines: int | None) -> LogChunk:
         with or_unavailable(f"cannot read the log of {run.instance}"):
-            return await asyncio.to_thread(tail_rank, self._layout, run.instance, rank, lines)
+            if lines is not None and lines <= LINES_AT_ONCE:
+                return await self._reading.run(tail_rank, self._layout, run.instance, rank, lines)
+            none = await self._reading.run(tail_rank, self._layout, run.instance, rank, 0)
+            chunks = [c async for c in read_rank(self._layout, run.instance, rank, lines, pool=self._reading)]
+        found = tuple(line for chunk in chunks for line in chunk.lines)
+        return LogChunk(rank, found, chunks[-1].cursor if chunks else none.cursor)
+
+    async def tail_cursor(self, run: Run, rank: int, lines: int) -> str:
+        """The cursor before the last lines of a rank, over all its attempts: before all of them if it has no more."""
+        with or_unavailable(f"cannot read the log of {run.instance}"):
+            return await self._reading.run(tail_cursor, self._layout, run.instance, rank, lines)
 
     async def follow(self, run: Run, rank: int, cursor: str | None) -> AsyncGenerator[LogChunk, None]:
         with self._changes.readers.reading(run.instance) as changed:
             async for chunk in follow_rank(
-                self._layout, run.instance, rank, cursor, files=self._files, changed=changed
+                self._layout, run.instance, rank, cursor, files=self._files, changed=changed, pool=self._reading
             ):
                 yield chunk
+
+
+def _ports_of(path: Path) -> Ports:
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    return ports_of(path)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from basilica.core.stalls import STACK_LENGTH_MAX
+from basilica.machine import files
+from basilica.machine.pools import Pool
 from basilica.reporting import stack_signal
 from basilica.runtimes.local.processes import lives
 
@@ -38,11 +40,11 @@ NOTHING = Stacks()
 Threads = list[tuple[str, list[str]]]  # names, and frames from the innermost on
 
 
-async def take_stacks(pid: int, start: int, dump_file: str) -> Stacks:
+async def take_stacks(pid: int, start: int, dump_file: str, pool: Pool) -> Stacks:
     """Empty where neither way is open. The process is only ever looked at, or asked by a signal that it handles."""
     threads = await _spy(pid) if lives(pid, start) else []
     if not threads:
-        threads = await asyncio.to_thread(ask_fault_handler, pid, start, dump_file)
+        threads = await pool.run(ask_fault_handler, pid, start, dump_file)
     return render(threads)
 
 
@@ -111,7 +113,7 @@ def ask_fault_handler(pid: int, start: int, dump_file: str) -> Threads:
     """The signal is sent only to exactly that process, and only if it catches it: otherwise it would be its end."""
     number = stack_signal()
     try:
-        before = os.stat(dump_file).st_size  # it is there if the process has registered its handler
+        before = _size(dump_file)  # it is there if the process has registered its handler
         process = os.pidfd_open(pid)
     except (OSError, AttributeError):
         return []
@@ -124,8 +126,8 @@ def ask_fault_handler(pid: int, start: int, dump_file: str) -> Threads:
     finally:
         os.close(process)
     dump = _grown(dump_file, before)
-    with suppress(OSError):
-        os.truncate(dump_file, 0)  # the handler appends: what was read need not be kept
+    with suppress(OSError), files.opened(dump_file, os.O_WRONLY) as fd:
+        os.ftruncate(fd, 0)  # the handler appends: what was read need not be kept
     return parse_dump(dump)
 
 
@@ -136,15 +138,22 @@ def _grown(path: str, before: int) -> str:
     while time.monotonic() < deadline:
         time.sleep(LOOK_AGAIN_S)
         try:
-            now = os.stat(path).st_size
+            now = _size(path)
         except OSError:
             return ""
         if now == size > before:
             break
         size = now
-    with open(path, "rb") as file:
-        file.seek(before)
-        return file.read(DUMP_BYTES_MAX).decode("utf-8", "replace")
+    try:
+        with files.opened(path) as fd:
+            return files.read_at(fd, before, DUMP_BYTES_MAX).decode("utf-8", "replace")
+    except OSError:  # it is the process's own, which may have put something else there
+        return ""
+
+
+def _size(path: str) -> int:
+    with files.opened(path) as fd:
+        return os.fstat(fd).st_size
 
 
 def catches(pid: int, number: int) -> bool:

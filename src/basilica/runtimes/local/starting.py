@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from basilica.clocks import SteadyClock
 from basilica.core.actions import Launch
+from basilica.machine import files
 from basilica.ports import Run
 from basilica.runtimes.local.cgroups import Cgroups, RankCgroups, for_rank
 from basilica.runtimes.local.environment import command_line, common_environment, own_command_line, rank_environment
@@ -35,8 +36,9 @@ class Starting:
 
     def request(self, run: Run, granted: Mapping[Launch, tuple[str, ...]]) -> StartRequest:
         """Start these, each with the GPUs that it was given."""
-        self.layout.checkpoints(run.instance).mkdir(mode=0o700, exist_ok=True)
-        self.layout.results(run.instance).mkdir(mode=0o700, exist_ok=True)
+        with suppress(FileExistsError):  # what a rank made of it is its own affair: nobody here reads it
+            self.layout.checkpoints(run.instance).mkdir(mode=0o700, exist_ok=True)
+        files.make_directory(str(self.layout.results(run.instance)))
         environment = self._common(run)
         return StartRequest(
             argv=command_line(run.spec),
@@ -82,7 +84,7 @@ class Starting:
     def _task(self, run: Run, launch: Launch, uuids: tuple[str, ...], common: Mapping[str, str]) -> RankTask:
         own = self._own(run, launch, uuids)
         with suppress(OSError):
-            os.unlink(own["BASILICA_RESULT_FILE"])  # of an earlier attempt
+            files.remove(own["BASILICA_RESULT_FILE"])  # of an earlier attempt
         resources = run.spec.resources
         name = f"{run.instance}-{launch.rank}-{launch.attempt}"
         groups = self.groups(name, memory_bytes=resources.memory_bytes, cpu=resources.cpu)

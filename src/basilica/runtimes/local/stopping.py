@@ -1,57 +1,115 @@
-"""Having attempts end: those that run, those that wait, and those that must never start."""
+"""Having attempts end: those that run, those that wait, and those that must never start.
+
+A supervisor that is asked ends its rank within the grace, and writes down how. One that does not, since somebody has
+stopped it or since it hangs, is not waited for: what the rank started is killed, then the supervisor, and the end is
+written down by us.
+"""
 
 import asyncio
+import logging
 import signal
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 
 from basilica.clocks import SteadyClock
 from basilica.core.seen import Sight
+from basilica.machine.pools import Pool
+from basilica.runtimes.local.attempts import Attempt
 from basilica.runtimes.local.background import Background
 from basilica.runtimes.local.layout import Key, Layout
 from basilica.runtimes.local.line import GpuLine
-from basilica.runtimes.local.orphans import kill_leftovers
-from basilica.runtimes.local.records import Exit, bury, read_record, write_stop
+from basilica.runtimes.local.orphans import kill_leftovers, terminate_strays
+from basilica.runtimes.local.processes import is_stopped
+from basilica.runtimes.local.records import NOBODY, Exit, bury, write_stop
 from basilica.runtimes.local.table import Table
 from basilica.runtimes.local.tracking import Tracking
 
+log = logging.getLogger("basilica.runtime")
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+OVERDUE_S = 1.0  # after the grace; a supervisor needs milliseconds
+TRY_AGAIN_S = 0.5
+TRY_AGAIN_AT_MOST_S = 30.0
+HANGS_AFTER_S = 30.0  # after the grace: it may have to wait for a disk, or for a process that the kernel holds
+
+
+@dataclass(slots=True, kw_only=True)
 class Stopping:
     layout: Layout
     table: Table
     tracking: Tracking
     line: GpuLine
     background: Background
+    pool: Pool
     clock: SteadyClock
+    _due: dict[Key, float] = field(default_factory=dict)  # when those that were asked to end are overdue
 
-    def stop(self, key: Key, grace_seconds: float) -> None:
+    async def stop(self, key: Key, grace_seconds: float) -> None:
         """Ask for the end of an attempt of a known run. `OSError` if that can neither be written down nor signalled."""
         attempt = self.table.find(key)
         if attempt is not None and attempt.sight is Sight.ENDED:
             return
         self.line.leave(key)
         never_started = Exit(exit_code=None, reason="Cancelled", finished_at=self.clock.now(), stopped=True)
+        asking = signal.SIGTERM
         try:
-            write_stop(self.layout.stop(key), grace_seconds)
-            buried = bury(self.layout.record(key), never_started)
+            if await self.pool.run(self._ask, key, grace_seconds, never_started):
+                self.tracking.end_unstarted(key, never_started)
+                return
         except OSError:
             if attempt is None or attempt.watch is None or attempt.orphaned:
                 raise
-            attempt.watch.signal(signal.SIGUSR1)  # no room for the file: then with the run's own grace
-            return
-        if buried:
-            self.tracking.end(key, None, never_started)
-            return
-        self.tracking.look(key)
-        attempt = self.table.of(key.instance)[key]
-        if attempt.watch is None:
-            return  # it has ended
-        attempt.watch.signal(signal.SIGTERM)
-        if attempt.orphaned:
-            asyncio.get_running_loop().call_later(grace_seconds, self._kill_orphan, key)
-
-    def _kill_orphan(self, key: Key) -> None:
+            asking = signal.SIGUSR1  # no room for the file: then with the run's own grace
+        await self.tracking.look_now(key)
         attempt = self.table.find(key)
-        record = read_record(self.layout.record(key))
-        if attempt is not None and attempt.sight is not Sight.ENDED and record is not None:
-            self.background.spawn(asyncio.to_thread(kill_leftovers, self.layout, key, record.claim))
+        if attempt is None or attempt.sight is Sight.ENDED:
+            return
+        if attempt.watch is not None:
+            attempt.watch.signal(asking)
+            attempt.watch.signal(signal.SIGCONT)  # one that is stopped would not hear the other
+        elif attempt.sight is Sight.UNKNOWN:  # its record is none: its processes are all that is known of it
+            await self.pool.run(terminate_strays, self.layout, key)
+        else:
+            return  # it has ended, and is being looked at
+        due = time.monotonic() + grace_seconds + (0.0 if attempt.orphaned else OVERDUE_S)
+        if due < self._due.get(key, float("inf")):
+            self._due[key] = due
+            self.background.spawn(self._insist(key, due))
+
+    def _ask(self, key: Key, grace_seconds: float, never_started: Exit) -> bool:
+        """Write it down. True if that was in time for the attempt never to start."""
+        write_stop(self.layout.stop(key), grace_seconds)
+        return bury(self.layout.record(key), never_started)
+
+    async def _insist(self, key: Key, due: float) -> None:
+        """See to it that an attempt which was asked to end does."""
+        try:
+            await asyncio.sleep(due - time.monotonic())
+            pause = TRY_AGAIN_S
+            while (attempt := self._left(key)) is not None and self._due.get(key) == due:
+                if not attempt.orphaned:
+                    log.warning("%s should have ended by now; killing what it started", key)
+                if attempt.watch is not None:
+                    attempt.watch.signal(signal.SIGCONT)
+                claim = attempt.claim or NOBODY
+                left = await self.pool.run(kill_leftovers, self.layout, key, claim)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, TRY_AGAIN_AT_MOST_S)
+                attempt = self._left(key)
+                if attempt is not None and not left:
+                    self._kill_supervisor(attempt, overdue=time.monotonic() - due)
+        finally:
+            if self._due.get(key) == due:
+                del self._due[key]
+
+    def _left(self, key: Key) -> Attempt | None:
+        """The attempt, if it has not ended."""
+        attempt = self.table.find(key)
+        return None if attempt is None or attempt.sight is Sight.ENDED else attempt
+
+    def _kill_supervisor(self, attempt: Attempt, *, overdue: float) -> None:
+        """Nothing is left of the rank, and still its supervisor does not say so. Its end is noticed, and recorded."""
+        if attempt.watch is None or attempt.orphaned:
+            return
+        if is_stopped(attempt.watch.pid) or overdue > HANGS_AFTER_S:
+            log.warning("the supervisor of %s does not end (pid %d); killing it", attempt.key, attempt.watch.pid)
+            attempt.watch.signal(signal.SIGKILL)

@@ -20,6 +20,7 @@ import os
 import resource
 import select
 import signal
+import stat
 import sys
 import time
 from contextlib import contextmanager, suppress
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 PR_SET_NAME = 15
+NAME = b"basilica-rank"  # of a supervisor, as the system shows it: 15 bytes at most
 PR_SET_CHILD_SUBREAPER = 36
 FALLOC_FL_KEEP_SIZE = 1
 FALLOC_FL_PUNCH_HOLE = 2
@@ -43,6 +45,10 @@ LOOK_AT_LOG_EVERY_S = 1.0
 KILL_AGAIN_AFTER_S = 0.02
 KILL_AGAIN_AT_MOST_S = 1.0
 TRY_TO_WRITE_AGAIN_S = 1.0
+TRY_TO_START_AGAIN_S = 0.1
+TRY_TO_START_AGAIN_AT_MOST_S = 10.0
+SHORTAGES = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # they pass, and are nobody's fault
+SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a rank can put anything in the place of its files
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 NEVER = float("inf")
 COUNTER = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -92,7 +98,7 @@ class ForkServer:
             os.close(null)
             os.setsid()
             prctl(PR_SET_CHILD_SUBREAPER, 1)
-            prctl(PR_SET_NAME, b"basilica-rank")
+            prctl(PR_SET_NAME, NAME)
             Supervisor(self, request, task).supervise()
             code = 0
         except BaseException:  # noqa: BLE001  whatever it was, a child must not go on with the server's loop
@@ -198,7 +204,10 @@ class Supervisor:
         """
         try:
             fresh = make_directory(self.directory)
-            self.directory_fd = os.open(self.directory, os.O_RDONLY)
+            if not fresh and not stat.S_ISDIR(os.lstat(self.directory).st_mode):
+                put_aside(self.directory)  # an earlier attempt put it there
+                fresh = make_directory(self.directory)
+            self.directory_fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except FileNotFoundError:
             return False  # the whole run was removed meanwhile
         try:
@@ -231,7 +240,7 @@ class Supervisor:
         A fork that sets them up itself would copy a good part of our memory first.
         """
         try:
-            log = os.open(self.file("log"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            log = create_log(self.file("log"))
         except OSError as error:
             return 126, f"cannot write the log: {error.strerror}"
         self.log = LogLimit(log, self.directory_fd, self.request["log_limit"])
@@ -241,7 +250,7 @@ class Supervisor:
             joined = [group for group in groups if make_cgroup(group["path"]) and join_cgroup(group["path"])]
             try:
                 with memory_rlimit(None if any(g["limits_memory"] for g in joined) else self.request["memory_limit"]):
-                    problem = self.spawn(log)
+                    problem = self.spawn_when_possible(log)
             finally:
                 os.chdir("/")
                 if not all([join_cgroup(group["home"]) for group in joined]):
@@ -251,7 +260,24 @@ class Supervisor:
             self.log.arm()
         return problem
 
+    def spawn_when_possible(self, log: int) -> tuple[int, str] | None:
+        """A machine that lacks processes or memory for a moment is tried again, for as long as the rank is wanted."""
+        pause = TRY_TO_START_AGAIN_S
+        while True:
+            try:
+                return self.spawn(log)
+            except OSError as error:
+                self.tell(f"short {error.strerror}")
+            arrived = self.wakeup.wait(time.monotonic() + pause)
+            pause = min(2 * pause, TRY_TO_START_AGAIN_AT_MOST_S)
+            if signal.SIGTERM in arrived:
+                self.read_stop()
+            if self.asked_to_stop or signal.SIGUSR1 in arrived:
+                self.asked_to_stop = True
+                return 126, "it was stopped before it could be started"
+
     def spawn(self, log: int) -> tuple[int, str] | None:
+        """`OSError` for a shortage that may pass."""
         argv = self.task["argv"] or self.request["argv"]
         program = argv[0]
         env = {**self.request["env"], **self.task["env"]}
@@ -277,6 +303,8 @@ class Supervisor:
             except PermissionError:
                 denied = True
             except OSError as error:
+                if error.errno in SHORTAGES:
+                    raise
                 return 126, exec_problem(program, error)
             except (ValueError, NotImplementedError) as error:  # what this system's C library does not take
                 return 126, f"cannot execute {program}: {error}"
@@ -348,8 +376,17 @@ class Supervisor:
             send_to_group(self.rank_pid, signal.SIGTERM)
 
     def read_stop(self) -> None:
-        with suppress(FileNotFoundError):
+        try:
             self.take_stop(float(json.loads(read_file(self.file("stop")))["grace"]))
+        except FileNotFoundError:
+            return
+        except (
+            OSError,
+            ValueError,
+            TypeError,
+            KeyError,
+        ):  # something else is in its place: somebody asked all the same
+            self.take_stop(self.request["grace"])
 
     def take_stop(self, grace: float) -> None:
         """A later stop may shorten the grace, never lengthen it."""
@@ -382,6 +419,7 @@ class Supervisor:
         }
         while True:
             try:
+                self.record = in_place(self.record, self.directory, self.file("record"))
                 append(self.record, "exit", record)
                 break
             except OSError:
@@ -399,25 +437,30 @@ class Supervisor:
         """Wake the control plane, if there is one. It looks at the files itself, so a lost message costs only time."""
         task = self.task
         try:
-            fd = os.open(self.request["wake"], os.O_WRONLY | os.O_NONBLOCK)
+            fd = os.open(self.request["wake"], os.O_WRONLY | SAFELY)
         except OSError:
             return
         with suppress(OSError):
-            os.write(fd, f"{task['instance']} {task['rank']} {task['attempt']} {what}\n".encode())
+            if stat.S_ISFIFO(os.fstat(fd).st_mode):  # the line is one of its own, whatever a rank wrote before it
+                os.write(fd, f"\n{task['instance']} {task['rank']} {task['attempt']} {what}\n".encode())
         os.close(fd)
 
 
 def reason_of(
     exit_code: int | None, signal_name: str | None, oom_kills: int, stopped: bool, start_error: str | None
 ) -> str:
-    """Why it ended, by evidence only."""
+    """Why it ended, by evidence only.
+
+    A memory kill counts if it ended the rank: by SIGKILL, or as the 137 with which a shell passes on that of its child.
+    A rank that handled the kill of a child and exits with a code of its own has failed by itself.
+    """
     if stopped:
         return "Cancelled"
     if start_error is not None:
         return "StartError"
     if exit_code == 0:
         return "Completed"
-    if oom_kills:
+    if oom_kills and exit_code == 128 + signal.SIGKILL:
         return "OOMKilled"
     return signal_name or "Error"
 
@@ -517,7 +560,9 @@ def send_to_group(group: int, number: int) -> None:
 def create_record(path: str, lines: list[tuple[str, dict[str, Any]]]) -> int | None:
     """Make the record of an attempt, whole and exclusively. Returns it open for appending; None: it was there."""
     draft = f"{path}.{os.getpid()}"
-    fd = os.open(draft, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC, 0o600)
+    with suppress(FileNotFoundError):
+        os.unlink(draft)
+    fd = os.open(draft, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | SAFELY, 0o600)
     try:
         for what, fields in lines:
             append(fd, what, fields)
@@ -530,8 +575,42 @@ def create_record(path: str, lines: list[tuple[str, dict[str, Any]]]) -> int | N
     return fd
 
 
+def in_place(record: int, directory: str, path: str) -> int:
+    """The record, open and under its name: whoever took that away, or put something else there, hides no exit."""
+    with suppress(OSError):
+        if os.path.realpath(path) == path and os.path.samestat(os.lstat(path), os.fstat(record)):
+            return record
+    for place in (os.path.dirname(directory), directory):
+        if not make_directory(place) and not stat.S_ISDIR(os.lstat(place).st_mode):
+            put_aside(place)
+            make_directory(place)
+    with suppress(FileNotFoundError):
+        put_aside(path)
+    fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | SAFELY, 0o600)
+    os.write(fd, os.pread(record, 1 << 16, 0))
+    os.close(record)
+    return fd
+
+
+def put_aside(path: str) -> None:
+    os.rename(path, f"{path}.{os.getpid()}.{time.time_ns()}")
+
+
+def create_log(path: str) -> int:
+    """A file of our own; what an earlier attempt put in its place is not written to."""
+    try:
+        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | SAFELY, 0o600)
+    except FileExistsError:
+        put_aside(path)
+        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | SAFELY, 0o600)
+
+
+def record_line(what: str, fields: dict[str, Any]) -> bytes:
+    return json.dumps({"format": FORMAT, "what": what, **fields}).encode() + b"\n"
+
+
 def append(record: int, what: str, fields: dict[str, Any]) -> None:
-    line = json.dumps({"format": FORMAT, "what": what, **fields}).encode() + b"\n"
+    line = record_line(what, fields)
     written = os.write(record, line)
     if written < len(line):
         os.ftruncate(record, os.fstat(record).st_size - written)
@@ -562,8 +641,11 @@ def write_file(path: str, data: bytes) -> bool:
 
 
 def read_file(path: str) -> bytes:
-    fd = os.open(path, os.O_RDONLY)
+    """Its beginning. What is no regular file is not read: that could take for ever."""
+    fd = os.open(path, os.O_RDONLY | SAFELY)
     try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", path)
         return os.read(fd, 1 << 16)
     finally:
         os.close(fd)
@@ -572,7 +654,7 @@ def read_file(path: str) -> bytes:
 def claimed_attempts(rank_directory: str) -> Iterator[int]:
     for name in os.listdir(rank_directory):
         number, _, kind = name.partition(".")
-        if kind == "record":
+        if kind == "record" and len(number) < 10 and number.isascii() and number.isdigit():
             yield int(number)
 
 

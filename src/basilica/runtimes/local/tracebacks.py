@@ -4,8 +4,8 @@ The rank writes that file, so anything may be in it: what is not understood is n
 """
 
 import json
-import os
-import stat
+
+from basilica.machine import files
 
 FILE_BYTES_MAX = 1 << 20
 TRACEBACK_CHARS_MAX = 16_000
@@ -14,16 +14,9 @@ TRACEBACK_CHARS_MAX = 16_000
 def read_traceback(path: str) -> str:
     """The traceback, its last part if it is long; empty if there is none."""
     try:
-        data = _read(path)
-        return _text_of(json.loads(data))[-TRACEBACK_CHARS_MAX:] if len(data) <= FILE_BYTES_MAX else ""
+        return _text_of(json.loads(files.read(path, FILE_BYTES_MAX)))[-TRACEBACK_CHARS_MAX:]
     except (OSError, ValueError, RecursionError):
         return ""
-
-
-def _read(path: str) -> bytes:
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with open(fd, "rb") as file:
-        return file.read(FILE_BYTES_MAX + 1) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
 
 
 def _text_of(found: object) -> str:

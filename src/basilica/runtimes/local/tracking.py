@@ -1,26 +1,35 @@
-"""Following attempts from their claim to their end: by their records, by what is rung, and by watching processes."""
+"""Following attempts from their claim to their end: by their records, by what is rung, and by watching processes.
 
-import asyncio
+The files are read by threads, and what they said is taken in by the event loop: a disk that is slow, or a file that is
+none, stops nobody. One look at an attempt at a time; what happens meanwhile leads to one more.
+"""
+
+import logging
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from basilica.clocks import SteadyClock
-from basilica.core.seen import Sight
+from basilica.core.seen import Ended, Sight
+from basilica.machine.pools import Pool
 from basilica.runtimes.local import supervisor
-from basilica.runtimes.local.attempts import Attempt, ended_of
+from basilica.runtimes.local.attempts import Attempt, OnDisk, ended_of, read_attempt, with_output, write_end
 from basilica.runtimes.local.background import Background
 from basilica.runtimes.local.changes import Changes
 from basilica.runtimes.local.layout import Key, Layout
 from basilica.runtimes.local.line import GpuLine
 from basilica.runtimes.local.orphans import bury_orphan
 from basilica.runtimes.local.processes import Watch
-from basilica.runtimes.local.records import Exit, Record, Running, append_exit, read_record
+from basilica.runtimes.local.records import NOBODY, Exit, Record, Running
 from basilica.runtimes.local.reports import Reports
 from basilica.runtimes.local.run_files import read_run
 from basilica.runtimes.local.table import Table
 from basilica.runtimes.local.unavailable import or_unavailable
 from basilica.runtimes.local.wakeups import Told
+
+log = logging.getLogger("basilica.runtime")
+
+NOTE_MAX = 200
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,7 +42,9 @@ class Tracking:
     reports: Reports
     changes: Changes
     background: Background
+    pool: Pool
     clock: SteadyClock
+    _looking: dict[Key, bool] = field(default_factory=dict)  # attempts that are looked at, and whether once more
     _boot: str = field(default_factory=supervisor.boot)
     _unclaimable: dict[Key, str] = field(default_factory=dict)  # attempts that could not even be claimed, and why
 
@@ -41,14 +52,17 @@ class Tracking:
         """Those of a run as they are known; read from disk the first time."""
         if instance not in self.table:
             with or_unavailable(f"cannot read the state of {instance}"):
-                found = await asyncio.to_thread(read_run, self.layout, instance)
+                found = await self.pool.run(read_run, self.layout, instance, self._boot, self.clock.now())
+            if instance in self.table:  # somebody else was faster
+                return self.table.of(instance)
             known = self.table.add(instance)
-            for key, record in found.items():
-                if record is not None and record.exit is not None:
-                    self._mark_ended(key, record.running, record.exit)
+            for key, on_disk in found.items():
+                if on_disk.record is not None and on_disk.ended is not None:
+                    self._mark_ended(key, on_disk.record.running, on_disk.ended, on_disk)
                 else:
-                    self._take_in(key, record)
-            self.reports.adopt(instance, [key for key in found if key in known and known[key].sight is Sight.RUNNING])
+                    self._take_in(key, on_disk)
+            running = [key for key in found if key in known and known[key].sight is Sight.RUNNING]
+            await self.reports.adopt(instance, running)
         return self.table.of(instance)
 
     # ---- what makes it look ------------------------------------------------------------------------------------------
@@ -57,13 +71,22 @@ class Tracking:
         """A supervisor has rung."""
         if told.what == "failed":
             self._unclaimable[told.key] = told.detail
+        elif told.what == "short":
+            self._cannot_start_yet(told)
         elif told.key.instance in self.table:
             self.look(told.key)
         else:  # a supervisor of an earlier control plane that claimed its attempt after we had looked
             self.background.spawn(self._adopt(told.key.instance))
 
+    def _cannot_start_yet(self, told: Told) -> None:
+        """Its supervisor tries again to execute it: what it lacks may come back."""
+        attempt = self.table.find(told.key)
+        if attempt is not None and attempt.sight is Sight.STARTING:
+            attempt.note = f"it cannot be started now, and is tried again: {told.detail[:NOTE_MAX]}"
+            self.changes.tell(told.key.instance)
+
     async def _adopt(self, instance: str) -> None:
-        if self.changes.is_open and self.layout.run(instance).exists():
+        if self.changes.is_open and await self.pool.run(self.layout.run(instance).exists):
             await self.attempts(instance)
             self.changes.tell(instance)
 
@@ -73,7 +96,34 @@ class Tracking:
                 self.look(attempt.key)
 
     def look(self, key: Key) -> None:
-        self._take_in(key, read_record(self.layout.record(key)))
+        """Have the attempt looked at, soon."""
+        if key in self._looking:
+            self._looking[key] = True
+        else:
+            self._looking[key] = False
+            self.background.spawn(self._keep_looking(key))
+
+    async def _keep_looking(self, key: Key) -> None:
+        try:
+            while True:
+                self._looking[key] = False
+                await self.look_now(key)
+                if not self._looking[key]:
+                    return
+        except Exception:
+            log.exception("cannot look at %s", key)
+        finally:
+            del self._looking[key]
+
+    async def look_now(self, key: Key) -> OnDisk:
+        """Bring what is known of the attempt up to date."""
+        on_disk = await self._read(key)
+        if key.instance in self.table:
+            self._take_in(key, on_disk)
+        return on_disk
+
+    async def _read(self, key: Key) -> OnDisk:
+        return await self.pool.run(read_attempt, self.layout, key, self._boot, self.clock.now())
 
     def watch_new(self, key: Key, pid: int) -> None:
         """Its supervisor was started with that pid, and has perhaps not claimed it yet."""
@@ -89,43 +139,59 @@ class Tracking:
         """A watched process, supervisor or orphaned rank, has ended."""
         attempt = self.table.of(key.instance)[key]
         attempt.unwatch()
-        record = read_record(self.layout.record(key))
-        if attempt.orphaned and record is not None:
-            self.background.spawn(self._bury(key, record))
+        if attempt.orphaned:
+            self.background.spawn(self._bury(key))
         else:
-            self._take_in(key, record)
+            self.look(key)
 
     # ---- what a record says ------------------------------------------------------------------------------------------
 
-    def _take_in(self, key: Key, record: Record | None) -> None:
-        known = self.table.of(key.instance).get(key)
+    def _take_in(self, key: Key, on_disk: OnDisk) -> None:
+        known, record = self.table.of(key.instance).get(key), on_disk.record
         if known is not None and known.sight is Sight.ENDED:
             return
-        if record is None:
+        if on_disk.problem and record is None:
+            self._unclear(key, on_disk.problem)
+        elif record is None:
             self._unclaimed(key, known)
-        elif record.exit is not None:
-            self.end(key, record.running, record.exit)
-        elif record.claim.boot != self._boot:
-            lost = Exit(exit_code=None, reason="Unknown", finished_at=self.clock.now(), by_platform=True)
-            self._write_end(key, record, lost)
+        elif on_disk.ended is not None:
+            self._end(key, record.running, on_disk.ended, on_disk)
         else:
             self._claimed(key, record)
+
+    def _unclear(self, key: Key, problem: str) -> None:
+        """Somebody has put something else in the place of its record. Its supervisor puts it back at its end; where
+        that is gone, nobody will ever know more."""
+        attempt = self.table.entry(key, Sight.UNKNOWN)
+        if attempt.problem != problem:
+            attempt.problem = problem
+            self.changes.tell(key.instance)
+        if attempt.watch is None and attempt.sight is not Sight.UNKNOWN:
+            self.background.spawn(self._bury(key))
 
     def _unclaimed(self, key: Key, known: Attempt | None) -> None:
         if known is None or known.watch is not None or known.sight is Sight.QUEUED:
             return
+        if known.started_at is not None:  # it ran, and somebody removed its record
+            known.problem = f"the record of rank {key.rank} was removed"
+            self.background.spawn(self._bury(key))
+            return
         # Its supervisor ended before it had claimed: it could not write, or another attempt of the rank is alive.
         self.forget(key)
-        for attempt in self.layout.attempts(key.instance, key.rank):
-            self.look(Key(key.instance, key.rank, attempt))
+        self.background.spawn(self._look_at_others(key))
+
+    async def _look_at_others(self, key: Key) -> None:
+        with suppress(OSError):
+            for attempt in await self.pool.run(self.layout.attempts, key.instance, key.rank):
+                self.look(Key(key.instance, key.rank, attempt))
         self.changes.tell(key.instance)
 
     def _claimed(self, key: Key, record: Record) -> None:
         attempt = self.table.entry(key, Sight.STARTING)
         before = attempt.sight
         if record.running is not None:
-            attempt.sight, attempt.started_at = Sight.RUNNING, record.running.started_at
-        claim = record.claim
+            attempt.sight, attempt.started_at, attempt.note = Sight.RUNNING, record.running.started_at, ""
+        claim, attempt.claim = record.claim, record.claim
         attempt.gpus = claim.gpus
         self.line.hold(key, claim.gpus)
         if not attempt.orphaned and (attempt.watch is None or attempt.watch.pid != claim.pid):
@@ -133,50 +199,65 @@ class Tracking:
             try:
                 attempt.watch = Watch(claim.pid, claim.start, lambda: self._gone(key))
             except ProcessLookupError:
-                self._without_supervisor(attempt)
+                self.background.spawn(self._without_supervisor(attempt))
         if attempt.sight is not before:
             self.changes.tell(key.instance)
 
-    def _without_supervisor(self, attempt: Attempt) -> None:
+    async def _without_supervisor(self, attempt: Attempt) -> None:
         """The supervisor was killed, or has just ended: then the record says so by now."""
-        record = read_record(self.layout.record(attempt.key))
-        if record is None or record.exit is not None:
-            self._take_in(attempt.key, record)
+        key = attempt.key
+        on_disk = await self._read(key)
+        if self.table.find(key) is not attempt or attempt.orphaned:
+            return
+        record = on_disk.record
+        if record is None or on_disk.ended is not None:
+            self._take_in(key, on_disk)
             return
         attempt.orphaned = True
         if record.running is not None:
             try:
-                attempt.watch = Watch(record.running.pid, record.running.start, lambda: self._gone(attempt.key))
+                attempt.watch = Watch(record.running.pid, record.running.start, lambda: self._gone(key))
                 return
             except ProcessLookupError:
                 pass
-        self.background.spawn(self._bury(attempt.key, record))
+        await self._bury(key)
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 
-    async def _bury(self, key: Key, record: Record) -> None:
-        exit = await bury_orphan(self.layout, key, record.claim, self.clock)
-        self._write_end(key, record, exit)
+    async def _bury(self, key: Key) -> None:
+        """End what is left of an attempt whose supervisor and rank are gone, and write down that nobody knows how."""
+        known, on_disk = self.table.find(key), await self._read(key)
+        if on_disk.ended is not None:  # the supervisor's own word
+            self._take_in(key, on_disk)
+            return
+        claim = known.claim if known is not None and known.claim is not None else NOBODY
+        record = on_disk.record or Record(claim=claim)
+        if record.running is None and known is not None and known.started_at is not None:
+            record = replace(record, running=Running(pid=0, start=0, started_at=known.started_at))
+        exit = await bury_orphan(self.layout, key, record.claim, self.pool, self.clock)
+        record = await self.pool.run(write_end, self.layout, key, record, exit)
+        found = await self.pool.run(with_output, self.layout, key, record, exit)
+        if found.ended is not None:
+            self._end(key, record.running, found.ended, found)
 
-    def _write_end(self, key: Key, record: Record, exit: Exit) -> None:
-        with suppress(OSError):  # if it cannot be written down, the next control plane comes to the same conclusion
-            append_exit(self.layout.record(key), exit)
-        self.end(key, record.running, exit)
+    def end_unstarted(self, key: Key, exit: Exit) -> None:
+        """It never began, and never will."""
+        self._end(key, None, ended_of(exit), OnDisk())
 
-    def end(self, key: Key, running: Running | None, exit: Exit) -> None:
-        """Its record says how it ended."""
+    def _end(self, key: Key, running: Running | None, ended: Ended, on_disk: OnDisk) -> None:
         if key.instance in self.table:  # else it was removed meanwhile
-            self._mark_ended(key, running, exit)
+            self._mark_ended(key, running, ended, on_disk)
             self.line.free(key)
             self.changes.tell(key.instance)
 
-    def _mark_ended(self, key: Key, running: Running | None, exit: Exit) -> None:
+    def _mark_ended(self, key: Key, running: Running | None, ended: Ended, on_disk: OnDisk) -> None:
         self.reports.forget(key)
         attempt = self.table.entry(key, Sight.ENDED)
         attempt.unwatch()
         attempt.sight, attempt.note, attempt.stalled = Sight.ENDED, "", None
         attempt.started_at = None if running is None else running.started_at
-        attempt.ended = ended_of(exit, self.layout, key)
+        attempt.ended, attempt.problem = ended, on_disk.problem or attempt.problem
+        attempt.memory_kill = on_disk.memory_kill
 
     def forget(self, key: Key) -> None:
         """It has not come to be."""
@@ -186,6 +267,6 @@ class Tracking:
             attempt.unwatch()
         self.line.free(key)
 
-    def take_unclaimable(self, keys: Iterable[Key]) -> list[str]:
+    def take_unclaimable(self, keys: Iterable[Key]) -> dict[Key, str]:
         """Why these could not be claimed when they were last started, told once."""
-        return [why for key in keys if (why := self._unclaimable.pop(key, None)) is not None]
+        return {key: why for key in keys if (why := self._unclaimable.pop(key, None)) is not None}

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from basilica.core.errors import BasilicaError, RuntimeUnavailable
+from basilica.machine.files import UnusableFile
 
 
 @contextmanager
@@ -13,6 +14,8 @@ def or_unavailable(what: str) -> Iterator[None]:
         yield
     except BasilicaError:
         raise
+    except UnusableFile as error:
+        raise RuntimeUnavailable(f"{what}: {error}") from error
     except OSError as error:
         raise RuntimeUnavailable(f"{what}: {error.strerror or error}") from error
     except ValueError as error:  # a damaged record

@@ -4,12 +4,17 @@ A FIFO rather than a socket: its path may be long, and it holds a thousand lines
 """
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from basilica.runtimes.local.layout import Key
+from basilica.machine import files
+from basilica.runtimes.local.layout import Key, number_of
+
+log = logging.getLogger("basilica.runtime")
 
 READ = 1 << 20
 FULL = 60 * 1024  # of the kernel's 64 KiB: lines may have been lost
@@ -26,13 +31,24 @@ class Told:
 
 class Wakeups:
     def __init__(self, path: Path, told: Callable[[Told], None], lost: Callable[[], None]) -> None:
-        path.unlink(missing_ok=True)
-        os.mkfifo(path, 0o600)
+        self._path = path
         self._told = told
         self._lost = lost
-        # Opened for both: with a writer always there, the end of the last supervisor is no end of file.
-        self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)
         self._loop = asyncio.get_running_loop()
+        self._fd = -1
+        self.renew()
+
+    def renew(self) -> None:
+        """Make the FIFO, unless it is there: any rank can put something else in its place."""
+        if self._fd >= 0:
+            with suppress(OSError):
+                if os.path.samestat(os.lstat(self._path), os.fstat(self._fd)):
+                    return
+            self.close()
+        files.remove(str(self._path))
+        os.mkfifo(self._path, 0o600)
+        # Opened for both: with a writer always there, the end of the last supervisor is no end of file.
+        self._fd = os.open(self._path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._loop.add_reader(self._fd, self._read)
 
     def _read(self) -> None:
@@ -40,22 +56,31 @@ class Wakeups:
             data = os.read(self._fd, READ)
         except BlockingIOError:
             return
-        for line in dict.fromkeys(data.decode(errors="replace").splitlines()):
+        for line in dict.fromkeys(data.decode(errors="replace").split("\n")):
             told = parse(line)
             if told is not None:
-                self._told(told)
+                self._tell(told)
         if len(data) >= FULL:
             self._lost()
+
+    def _tell(self, told: Told) -> None:
+        """Any rank can write here: a line that cannot be acted on must not take the others with it."""
+        try:
+            self._told(told)
+        except Exception:
+            log.exception("cannot act on the wake-up %r of %s", told.what, told.key)
 
     def close(self) -> None:
         self._loop.remove_reader(self._fd)
         os.close(self._fd)
+        self._fd = -1
 
 
 def parse(line: str) -> Told | None:
     """One line; None for one that no supervisor wrote."""
     match line.split(" ", 4):
-        case [instance, rank, attempt, what, *detail] if rank.isdigit() and attempt.isdigit():
-            return Told(Key(instance, int(rank), int(attempt)), what, *detail)
+        case [instance, rank, attempt, what, *detail] if "/" not in instance and instance not in ("", ".", ".."):
+            numbers = number_of(rank), number_of(attempt)
+            return None if None in numbers else Told(Key(instance, numbers[0] or 0, numbers[1] or 0), what, *detail)
         case _:
             return None

@@ -1,0 +1,1 @@
+"""Facts of this machine. Standard library only."""

@@ -1,0 +1,105 @@
+"""Ranks whose run was sent a directory: they wait until it is unpacked, and fail if it cannot be.
+
+A turn of the controller does not wait for that. Meanwhile the attempts are seen as queued, with the reason.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from basilica.core.actions import Launch
+from basilica.core.errors import RuntimeUnavailable
+from basilica.core.seen import Sight
+from basilica.machine.pools import Pool
+from basilica.ports import Run
+from basilica.runtimes.local.archives import Archives, CannotUnpack
+from basilica.runtimes.local.attempts import Attempt
+from basilica.runtimes.local.changes import Changes
+from basilica.runtimes.local.launching import Launching, startable
+from basilica.runtimes.local.layout import Key, Layout
+from basilica.runtimes.local.records import Exit, bury
+from basilica.runtimes.local.table import Table
+from basilica.runtimes.local.tracking import Tracking
+
+NOTE = "its directory is being unpacked"
+CANNOT_START = 126  # as the supervisor has it for what cannot be executed
+
+
+@dataclass(slots=True, kw_only=True)
+class Unpacking:
+    """`prepare` is what else a run needs before its ranks start."""
+
+    layout: Layout
+    archives: Archives
+    table: Table
+    tracking: Tracking
+    launching: Launching
+    changes: Changes
+    pool: Pool
+    prepare: Callable[[Run], Awaitable[None]]
+    _done: set[str] = field(default_factory=set)
+    _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+
+    async def launch(self, run: Run, launches: Sequence[Launch]) -> None:
+        """Start the ranks once the directory is there."""
+        if run.instance in self._done:
+            await self.prepare(run)
+            await self.launching.launch(run, launches)
+            return
+        attempts = self.table.of(run.instance)
+        keys = {Key(run.instance, launch.rank, launch.attempt): launch for launch in launches}
+        waiting = {key: keys[key] for key in startable(attempts, keys)}
+        for key in waiting:
+            attempts[key] = Attempt(key=key, sight=Sight.QUEUED, note=NOTE)
+        before = self._tasks.get(run.instance)
+        if waiting:
+            task = asyncio.get_running_loop().create_task(self._unpack_and_start(run, waiting, before))
+            self._tasks[run.instance] = task
+
+    async def forget(self, instance: str) -> None:
+        """The run is to be removed: from now on nobody writes to its directory."""
+        task = self._tasks.pop(instance, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        self._done.discard(instance)
+
+    async def close(self) -> None:
+        for instance in tuple(self._tasks):
+            await self.forget(instance)
+
+    async def _unpack_and_start(self, run: Run, waiting: dict[Key, Launch], before: asyncio.Task[None] | None) -> None:
+        try:
+            if before is not None:
+                await asyncio.wait({before})
+            assert run.spec.archive is not None
+            await self.archives.unpack(run.user, run.spec.archive, self.layout.workdir(run.instance))
+        except CannotUnpack as error:
+            await self._fail(self._still(waiting), str(error))
+            return
+        self._done.add(run.instance)
+        left = self._still(waiting)
+        try:
+            await self.prepare(run)
+            for key in left:
+                self.tracking.forget(key)
+            await self.launching.launch(run, [waiting[key] for key in left])
+        except RuntimeUnavailable:
+            for key in self._still(waiting):
+                self.tracking.forget(key)  # the controller finds them missing and asks again
+        self.changes.tell(run.instance)
+
+    def _still(self, waiting: dict[Key, Launch]) -> list[Key]:
+        """Those that nobody has stopped meanwhile."""
+        found = ((key, self.table.find(key)) for key in waiting)
+        return [key for key, attempt in found if attempt is not None and attempt.sight is Sight.QUEUED]
+
+    async def _fail(self, keys: list[Key], problem: str) -> None:
+        exit = Exit(
+            exit_code=CANNOT_START, reason="StartError", finished_at=self.tracking.clock.now(), start_error=problem
+        )
+        for key in keys:
+            with suppress(OSError):  # no room to write it down: what is known here counts
+                await self.pool.run(bury, self.layout.record(key), exit)
+            self.tracking.end_unstarted(key, exit)
