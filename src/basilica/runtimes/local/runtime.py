@@ -18,6 +18,7 @@ from basilica.core.errors import Conflict, RuntimeUnavailable
 from basilica.core.mesh import Announcement
 from basilica.core.reports import Report, Series, SeriesQuery
 from basilica.core.seen import Sight, Sighting, Stalled
+from basilica.descriptors import more_descriptors
 from basilica.ports import Exited, InUse, LogChunk, Output, Run, StoredArchive
 from basilica.runtimes.local import cgroups
 from basilica.runtimes.local.archives import Archives
@@ -36,7 +37,6 @@ from basilica.runtimes.local.launching import Launching
 from basilica.runtimes.local.layout import Key, Layout
 from basilica.runtimes.local.line import GpuLine
 from basilica.runtimes.local.ports import ports_of, remember_rendezvous
-from basilica.runtimes.local.processes import more_descriptors
 from basilica.runtimes.local.rendezvous import LocalRendezvous
 from basilica.runtimes.local.reports import Reports
 from basilica.runtimes.local.run_files import finish_removing, read_results, remove_run, unended
