@@ -239,5 +239,7 @@ async def test_a_command_ends_when_the_server_does(world: World) -> None:
             lines = answer.aiter_lines()
             await anext(lines)
             world.closing.set()
-            assert [line async for line in lines] == []
+            assert [json.loads(line)["text"] async for line in lines] == [
+                "basilica: the server is going away, and the command was ended with it\n"
+            ]
         await command.ended.wait()

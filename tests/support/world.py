@@ -58,6 +58,9 @@ class TalkingRuntime(FakeRuntime):
         shown = kept if lines is None else kept[max(0, len(kept) - lines) :]
         return LogChunk(rank, tuple(shown), f"0:{len(kept)}")
 
+    async def tail_cursor(self, run: Run, rank: int, lines: int) -> str:
+        return f"0:{max(0, len(self._logs.get((run.instance, rank), [])) - lines)}"
+
     async def follow(self, run: Run, rank: int, cursor: str | None) -> AsyncGenerator[LogChunk, None]:
         at = _line_number(cursor)
         self.followers += 1

@@ -17,6 +17,7 @@ from basilica.server.protocol import HttpProtocol
 log = logging.getLogger("basilica.server")
 
 TRY_AGAIN_SECONDS = 1.0
+SEND_BUFFER = 256 << 10  # the kernel would hold megabytes for each client that does not read
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -67,6 +68,7 @@ class Acceptor:
         timeout = None if self._tls is None else place.limits.head_seconds
         protocol = self._protocol(place)
         try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: protocol, sock, ssl=self._tls, ssl_handshake_timeout=timeout
             )

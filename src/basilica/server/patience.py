@@ -12,6 +12,8 @@ from uvicorn.protocols.http.flow_control import FlowControl
 
 from basilica.server.connections import ConnectionLimits, body_seconds_left
 
+HURRIED_SECONDS = 1.0
+
 Owed = Literal["head", "body"]
 
 
@@ -26,6 +28,7 @@ class Patience(FlowControl):
         self._reading: asyncio.TimerHandle | None = None  # what it has to read
         self._waited, self._since, self._received = 0.0, 0.0, 0
         self._in_body = False
+        self._stall_seconds = limits.stall_seconds
 
     def end(self) -> None:
         self.expect_nothing()
@@ -95,10 +98,18 @@ class Patience(FlowControl):
             self._reading.cancel()
             self._reading = None
 
+    def hurry(self) -> None:
+        """Wait for reading no longer than a server that is closing can."""
+        self._stall_seconds = min(self._stall_seconds, HURRIED_SECONDS)
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+        self.expect_reading()
+
     def expect_reading(self) -> None:
         """Disconnect the client if it does not read on what is waiting for it."""
         if self._reading is None and (waiting := self._transport.get_write_buffer_size()):
-            self._reading = self._loop.call_later(self._limits.stall_seconds, self._look_at_reading, waiting)
+            self._reading = self._loop.call_later(self._stall_seconds, self._look_at_reading, waiting)
 
     def _look_at_reading(self, before: int) -> None:
         self._reading = None

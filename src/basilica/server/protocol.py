@@ -45,6 +45,10 @@ class HttpProtocol(HttpToolsProtocol):
     def timeout_keep_alive_handler(self) -> None:
         self._close()
 
+    def shutdown(self) -> None:
+        super().shutdown()
+        self._patience.hurry()
+
     def _close(self) -> None:
         """Close once all is sent, and without that if the client does not take it."""
         if not self.transport.is_closing():

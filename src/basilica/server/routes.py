@@ -8,7 +8,7 @@ import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from basilica import __version__
 from basilica.controller.step import run_of
@@ -20,7 +20,7 @@ from basilica.core.why import why
 from basilica.server.control import ControlPlane
 from basilica.server.logs import NDJSON, LogQuery, answer_logs, parse_cursors
 from basilica.server.metrics import Metrics
-from basilica.server.outputs import render_results, stream_output
+from basilica.server.outputs import last_words, render_results, stream_output
 from basilica.server.reports import Fresh, last_reports, newest
 from basilica.server.streams import LastingResponse, next_change, wait_until_removed, watch
 from basilica.wire import requests as inc
@@ -37,6 +37,7 @@ from basilica.wire.render import (
 
 JSON = "application/json"
 NO_SHARING = "this server publishes nothing: deployments have no public address or metadata"
+ACCESS_ENDED = "the key or the session that this was asked for with has ended"
 
 Version = Annotated[int, Query(ge=0, le=2**63 - 1)]
 WaitSeconds = Annotated[float, Query(ge=0, le=600, allow_inf_nan=False)]
@@ -274,7 +275,11 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
         check_command(body.command)
         output = plane.runtime.execute(run_of(deployment), body.rank, body.command)
         await anext(output)  # while a refusal can still be answered
-        return StreamingResponse(stream_output(output, closing), media_type=NDJSON)
+        return LastingResponse(
+            stream_output(output, closing),
+            media_type=NDJSON,
+            farewell=last_words(f"{ACCESS_ENDED}; the command was ended"),
+        )
 
     # ---- the account and the server --------------------------------------------------------------------------------
 

@@ -85,6 +85,9 @@ class FakeRuntime:
     async def tail(self, run: Run, rank: int, lines: int | None) -> LogChunk:
         return LogChunk(rank, (), "0:0")
 
+    async def tail_cursor(self, run: Run, rank: int, lines: int) -> str:
+        return "0:0"
+
     async def follow(self, run: Run, rank: int, cursor: str | None) -> AsyncGenerator[LogChunk, None]:
         yield LogChunk(rank, (), "0:0")
 

@@ -293,6 +293,9 @@ class KubernetesRuntime:
     async def tail(self, run: Run, rank: int, lines: int | None) -> LogChunk:
         return await logs.tail(self._api, run.namespace, rank, self._pods_of_rank(run, rank), lines)
 
+    async def tail_cursor(self, run: Run, rank: int, lines: int) -> str:
+        return await logs.tail_cursor(self._api, run.namespace, self._pods_of_rank(run, rank), lines)
+
     async def follow(self, run: Run, rank: int, cursor: str | None) -> AsyncGenerator[LogChunk, None]:
         changed = self._listen(run.instance)
         try:

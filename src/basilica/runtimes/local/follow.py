@@ -8,7 +8,7 @@ from basilica.ports import LogChunk
 from basilica.runtimes.local.attempts import has_ended
 from basilica.runtimes.local.inotify import FileWatcher
 from basilica.runtimes.local.layout import Key, Layout
-from basilica.runtimes.local.logs import LINES_ALL, Cursor, read_on, read_tail
+from basilica.runtimes.local.logs import LINES_ALL, Cursor, find_tail, read_on, read_tail
 
 
 def tail_rank(layout: Layout, instance: str, rank: int, lines: int | None) -> LogChunk:
@@ -25,6 +25,19 @@ def tail_rank(layout: Layout, instance: str, rank: int, lines: int | None) -> Lo
         if len(collected) >= wanted:
             break
     return LogChunk(rank, collected, str(cursor or Cursor()))
+
+
+def tail_cursor(layout: Layout, instance: str, rank: int, lines: int) -> str:
+    """The cursor before the last lines, found without keeping them."""
+    cursor = Cursor()
+    for attempt in reversed(layout.attempts(instance, rank)):
+        key = Key(instance, rank, attempt)
+        found = find_tail(layout.log(key), lines, ended=has_ended(layout, key))
+        cursor = Cursor(attempt, found.offset)
+        lines -= found.lines
+        if lines <= 0:
+            break
+    return str(cursor)
 
 
 async def follow_rank(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from basilica.core.errors import ValidationError
 
 LINE_MAX = 1 << 20
-BATCH = 1 << 18
+BATCH = 1 << 16
 BLOCK = 1 << 16
 LINES_ALL = 1 << 62
 
@@ -90,6 +90,40 @@ def read_tail(log: str, lines: int, *, ended: bool, at_most: int | None = None) 
     if newlines > lines:
         data = data[data.find(b"\n") + 1 :]
     return Lines(_decoded(data)[-lines:] if lines else (), end)
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """Where the last lines begin, and how many they are."""
+
+    offset: int
+    lines: int
+
+
+def find_tail(log: str, lines: int, *, ended: bool) -> Tail:
+    """Find the last lines from the end backwards, a block at a time: what they are is not kept."""
+    with _opened(log) as fd:
+        if fd is None:
+            return Tail(0, 0)
+        size = os.fstat(fd).st_size
+        first = _past_hole(fd, 0, size)
+        # The line before them must have ended: they begin after one newline more than they are.
+        newlines = 1 if ended and size > first and os.pread(fd, 1, size - 1) != b"\n" else 0
+        if newlines > lines:
+            return Tail(size, 0)
+        position = size
+        while position > first:
+            step = min(BLOCK, position - first)
+            position -= step
+            block = os.pread(fd, step, position)
+            count = block.count(b"\n")
+            if newlines + count > lines:
+                at = len(block)
+                for _ in range(lines + 1 - newlines):
+                    at = block.rfind(b"\n", 0, at)
+                return Tail(position + at + 1, lines)
+            newlines += count
+    return Tail(first, newlines)
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from basilica.runtimes.local.bench import CORES, Benches
 from basilica.runtimes.local.capabilities import Capability, capabilities_of, warnings_of
 from basilica.runtimes.local.changes import Changes
 from basilica.runtimes.local.execute import execute
-from basilica.runtimes.local.follow import follow_rank, tail_rank
+from basilica.runtimes.local.follow import follow_rank, tail_cursor, tail_rank
 from basilica.runtimes.local.forkserver import ForkServer
 from basilica.runtimes.local.gpus import GpuInventory, ask_nvidia_smi
 from basilica.runtimes.local.hosts import LOOPBACK, MESH_LIMIT_S, Host, Hosts
@@ -349,6 +349,10 @@ class LocalRuntime:
     async def tail(self, run: Run, rank: int, lines: int | None) -> LogChunk:
         with or_unavailable(f"cannot read the log of {run.instance}"):
             return await asyncio.to_thread(tail_rank, self._layout, run.instance, rank, lines)
+
+    async def tail_cursor(self, run: Run, rank: int, lines: int) -> str:
+        with or_unavailable(f"cannot read the log of {run.instance}"):
+            return await asyncio.to_thread(tail_cursor, self._layout, run.instance, rank, lines)
 
     async def follow(self, run: Run, rank: int, cursor: str | None) -> AsyncGenerator[LogChunk, None]:
         with self._changes.readers.reading(run.instance) as changed:
