@@ -27,7 +27,7 @@ from basilica.runtimes.local.background import Background
 from basilica.runtimes.local.bench import CORES, Benches
 from basilica.runtimes.local.capabilities import Capability, capabilities_of, warnings_of
 from basilica.runtimes.local.changes import Changes
-from basilica.runtimes.local.execute import execute
+from basilica.runtimes.local.execute import Commands
 from basilica.runtimes.local.follow import follow_rank, tail_cursor, tail_rank
 from basilica.runtimes.local.forkserver import ForkServer
 from basilica.runtimes.local.gpus import GpuInventory, ask_nvidia_smi
@@ -91,6 +91,7 @@ class LocalRuntime:
         self._table = Table()
         self._changes = Changes()
         self._background = Background()
+        self._commands = Commands(self._layout, python=python, spawn=self._background.spawn)
 
     # ------------------------------------------------------------------------------------------------ begin and end
 
@@ -111,6 +112,7 @@ class LocalRuntime:
         with or_unavailable("cannot read the runs that an earlier server left"):
             await asyncio.to_thread(finish_removing, self._layout)
             instances = await asyncio.to_thread(unended, self._layout)
+        await self._commands.end_leftovers()
         await self._benches.adopt()
         if self._layout.instances():
             # Runs that waited for GPUs come back in any order: let the oldest come too before giving any out.
@@ -251,12 +253,14 @@ class LocalRuntime:
             key = Key(run.instance, stop.rank, stop.attempt)
             with or_unavailable(f"cannot stop {key}"):
                 self._stopping.stop(key, stop.grace_seconds)
+            self._commands.end(run.instance, stop.rank)
 
     async def remove(self, run: Run) -> None:
         for attempt in (await self._attempts(run)).values():
             if attempt.sight is not Sight.ENDED:
                 raise RuntimeUnavailable(f"{attempt.key} has not ended yet")
         await self._benches.end_and_wait(run.instance)
+        await self._commands.end_all(run.instance)
         await self.end_rendezvous(run)
         with or_unavailable(f"cannot remove what is kept of {run.instance}"):
             await asyncio.to_thread(remove_run, self._layout, run.instance)
@@ -329,8 +333,8 @@ class LocalRuntime:
         newest = max(attempts, key=lambda attempt: attempt.key.attempt)
         launch = Launch(rank, newest.key.attempt, run.spec.world.target)
         with or_unavailable(f"cannot tell the environment of {run.instance}"):
-            env = self._starting.environment(run, launch, newest.gpus)
-        async with aclosing(execute(argv, env, self._starting.workdir(run), self._background.spawn)) as output:
+            task = self._starting.command(run, launch, newest.gpus, argv)
+        async with aclosing(self._commands.execute(run.instance, rank, task)) as output:
             async for chunk in output:
                 yield chunk
 
