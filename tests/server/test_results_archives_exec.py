@@ -269,5 +269,5 @@ async def test_a_silent_answer_ends_with_the_key_that_it_was_asked_for_with(
         rest = [line async for line in lines]
     if path == "exec":
         await command.ended.wait()
-        text = "basilica: the key or the session that this was asked for with has ended, and the command was ended with it\n"
+        text = "basilica: the key or the session of this request has ended, and the command was ended\n"
         assert [json.loads(line)["text"] for line in rest] == [text]

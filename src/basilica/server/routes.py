@@ -37,7 +37,7 @@ from basilica.wire.render import (
 
 JSON = "application/json"
 NO_SHARING = "this server publishes nothing: deployments have no public address or metadata"
-ACCESS_ENDED = "the key or the session that this was asked for with has ended"
+ACCESS_ENDED = "the key or the session of this request has ended"
 
 Version = Annotated[int, Query(ge=0, le=2**63 - 1)]
 WaitSeconds = Annotated[float, Query(ge=0, le=600, allow_inf_nan=False)]
@@ -263,10 +263,11 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
 
     @router.post("/deployments/{name}/exec", response_class=Response, responses=_EXEC_RESPONSES)
     async def execute_command(request: Request, name: str) -> Response:
-        """Run a command beside a rank, with its environment and directory; it ends when the caller goes away.
+        """Run a command beside a rank, with its environment, directory and limits. It ends when the caller goes away,
+        its key is revoked, the rank is stopped, or the server ends.
 
         The answer is one JSON object per line: what it writes, and at last `exitCode`. Without that the command was
-        lost sight of, and the last line says why.
+        ended or lost sight of, and the last line says why.
         """
         body = inc.parse(inc.ExecBody, await request.body())
         deployment = await plane.get(_user(request), name)
@@ -275,11 +276,8 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
         check_command(body.command)
         output = plane.runtime.execute(run_of(deployment), body.rank, body.command)
         await anext(output)  # while a refusal can still be answered
-        return LastingResponse(
-            stream_output(output, closing),
-            media_type=NDJSON,
-            farewell=last_words(f"{ACCESS_ENDED}; the command was ended"),
-        )
+        farewell = last_words(f"{ACCESS_ENDED}, and the command was ended")
+        return LastingResponse(stream_output(output, closing), media_type=NDJSON, farewell=farewell)
 
     # ---- the account and the server --------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The supervisor of a command beside a rank. Executed as `python -I -S attendant.py`, with a pipe of the server as stdin.
+"""The supervisor of a command beside a rank. Executed as `python -I -S attendant.py`, on a pipe of the server.
 
 The pipe carries one message, a `CommandTask`, and then nothing: its end means that the server is gone, or that nobody
 reads any more. Then, or when the command itself has ended, everything that the command started is killed, and the
