@@ -17,7 +17,7 @@ from basilica.server.protocol import HttpProtocol
 log = logging.getLogger("basilica.server")
 
 TRY_AGAIN_SECONDS = 1.0
-SEND_BUFFER = 256 << 10  # the kernel would hold megabytes for each client that does not read
+SEND_BUFFER = 128 << 10  # the kernel would hold megabytes for each client that does not read
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
