@@ -64,7 +64,7 @@ class Acceptor:
         """Open a connection; with TLS that takes a handshake, for which a client has as long as for a head."""
         task = asyncio.current_task()
         assert task is not None
-        place = self._connections.admit(task.cancel)
+        place = self._connections.admit(lambda: _cancel(task))
         timeout = None if self._tls is None else place.limits.head_seconds
         protocol = self._protocol(place)
         try:
@@ -76,6 +76,10 @@ class Acceptor:
             log.debug("a connection was not opened: %r", problem)
             place.release()
             sock.close()
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
 
 
 class LimitedServer(uvicorn.Server):

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from basilica.controller.step import run_of
 from basilica.core.deployment import Deployment
-from basilica.core.errors import DeploymentNotFound, ValidationError
+from basilica.core.errors import DeploymentNotFound, RuntimeUnavailable, ValidationError
 from basilica.ports import LogChunk, Run, Runtime, Store
 from basilica.server.streams import LastingResponse, begun, cancel, next_change
 
@@ -56,10 +56,10 @@ async def _read(
             cursor = cursors.get(rank)
             if cursor is None and query.tail is not None:
                 cursor = cursors[rank] = await runtime.tail_cursor(run, rank, query.tail)
-            async with contextlib.aclosing(runtime.follow(run, rank, cursor)) as following:
-                async for chunk in following:
-                    if not chunk.lines or closing.is_set():
-                        break
+            async with contextlib.aclosing(runtime.read(run, rank, cursor)) as chunks:
+                async for chunk in chunks:
+                    if closing.is_set():
+                        raise RuntimeUnavailable("the server is going away in the middle of a log")
                     cursors[rank] = chunk.cursor
                     yield chunk
     if query.follow:

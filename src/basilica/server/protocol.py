@@ -57,7 +57,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _is_late(self, what: Owed) -> None:
         """Close the connection of a client that is late, with an answer if that cannot be mistaken for another's."""
-        if not self._answering if what == "head" else not self.cycle.response_started:
+        free = not self._answering if what == "head" else not self.cycle.response_started
+        if free and not self.pipeline:
             seconds = self._place.limits.head_seconds if what == "head" else self._place.limits.body_seconds
             self._refuse(408, f"the {what} of the request did not come within {seconds:g} s")
         else:

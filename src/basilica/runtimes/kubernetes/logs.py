@@ -77,19 +77,22 @@ async def tail_cursor(api: KubeApi, namespace: str, pods: Sequence[PodFacts], li
     return cursor
 
 
-async def _read_now(api: KubeApi, namespace: str, pod: PodFacts) -> AsyncGenerator[list[str], None]:
-    """The lines that a pod has written so far, some at a time; of an ended one also what has no newline behind it."""
+async def _read_now(api: KubeApi, namespace: str, pod: PodFacts, skip: int = 0) -> AsyncGenerator[list[str], None]:
+    """The lines that a pod has written so far after the first `skip`, some at a time; of an ended one also what has no
+    newline behind it."""
     splitter = Splitter()
     try:
         async with aclosing(api.logs(_path(namespace, pod), container=WORKER_CONTAINER)) as stream:
             async for piece in stream:
-                if lines := splitter.feed(piece):
+                found = splitter.feed(piece)
+                lines, skip = found[skip:], max(0, skip - len(found))
+                if lines:
                     yield _decoded(lines)
     except ApiError as error:
         if error.status in _NOT_THERE:
             return
         raise RuntimeUnavailable(f"cannot read the log of {pod.name}: {error}") from error
-    if pod.over and splitter.rest:
+    if pod.over and splitter.rest and not skip:
         yield _decoded([splitter.rest])
 
 
@@ -120,6 +123,19 @@ class Follower:
             async with aclosing(self._follow_pod(pod)) as chunks:
                 async for chunk in chunks:
                     yield chunk
+
+    async def read(self, cursor: str | None) -> AsyncGenerator[LogChunk, None]:
+        """What there is now."""
+        self._begin_at(cursor)
+        for pod in self._pods():
+            if pod.uid in self._read:
+                continue
+            if pod.uid != self._uid:
+                self._uid, self._lines = pod.uid, 0
+            async with aclosing(_read_now(self._api, self._namespace, pod, self._lines)) as read:
+                async for lines in read:
+                    self._lines += len(lines)
+                    yield self._chunk(tuple(lines))
 
     def _begin_at(self, cursor: str | None) -> None:
         uid, _, count = (cursor or BEGINNING).partition(":")
@@ -153,11 +169,9 @@ class Follower:
     async def _read_after(self, pod: PodFacts, skip: int) -> AsyncGenerator[list[str], None]:
         """What the pod has written so far after so many lines; nothing if that cannot be read now."""
         with suppress(RuntimeUnavailable):
-            async with aclosing(_read_now(self._api, self._namespace, pod)) as read:
-                async for some in read:
-                    lines, skip = some[skip:], max(0, skip - len(some))
-                    if lines:
-                        yield lines
+            async with aclosing(_read_now(self._api, self._namespace, pod, skip)) as read:
+                async for lines in read:
+                    yield lines
 
     def _chunk(self, lines: tuple[str, ...]) -> LogChunk:
         return LogChunk(self._rank, lines, f"{self._uid}:{self._lines}")

@@ -358,6 +358,13 @@ class LocalRuntime:
         with or_unavailable(f"cannot read the log of {run.instance}"):
             return await asyncio.to_thread(tail_cursor, self._layout, run.instance, rank, lines)
 
+    async def read(self, run: Run, rank: int, cursor: str | None) -> AsyncGenerator[LogChunk, None]:
+        async with aclosing(self.follow(run, rank, cursor)) as chunks:
+            async for chunk in chunks:
+                if not chunk.lines:
+                    return
+                yield chunk
+
     async def follow(self, run: Run, rank: int, cursor: str | None) -> AsyncGenerator[LogChunk, None]:
         with self._changes.readers.reading(run.instance) as changed:
             async for chunk in follow_rank(

@@ -36,11 +36,12 @@ class Telling(Opens):
         for count in (0, 2, 5):
             lines: list[str] = []
             cursor = await world.runtime.tail_cursor(run, 0, count)
-            async with aclosing(world.runtime.follow(run, 0, cursor)) as following:
-                async for chunk in following:
+            async with aclosing(world.runtime.read(run, 0, cursor)) as chunks:
+                async for chunk in chunks:
                     lines += chunk.lines
-                    if not chunk.lines:
-                        break
+                    cursor = chunk.cursor
+            async with aclosing(world.runtime.read(run, 0, cursor)) as chunks:
+                assert [chunk async for chunk in chunks] == []
             assert tuple(lines) == everything[len(everything) - count :]
 
     @story
