@@ -252,6 +252,14 @@ class Runtime(Protocol):
         """The last lines of a rank, over all its attempts; `lines` None: all that is kept."""
         ...
 
+    async def tail_cursor(self, run: Run, rank: int, lines: int) -> str:
+        """The cursor before the last lines of a rank, over all its attempts: before all of them if it has no more."""
+        ...
+
+    def read(self, run: Run, rank: int, cursor: str | None) -> AsyncGenerator[LogChunk, None]:
+        """The rank's lines from the cursor (None: from the beginning) up to now, some at a time."""
+        ...
+
     def follow(self, run: Run, rank: int, cursor: str | None) -> AsyncGenerator[LogChunk, None]:
         """The rank's lines from the cursor (None: from the beginning) as they come, until cancelled by the reader.
 

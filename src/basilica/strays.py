@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,10 +16,15 @@ NOWHERE = 0
 
 def with_environment(marks: set[bytes]) -> list[int]:
     """Processes that were started with all of these variables, each as `NAME=value`."""
+    return whose_environment(marks.issubset)
+
+
+def whose_environment(fits: Callable[[set[bytes]], bool]) -> list[int]:
+    """Processes that were started with variables, each as `NAME=value`, that fit."""
     if sys.platform != "linux":
         return []
     pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
-    return [pid for pid in pids if pid != os.getpid() and marks <= set(_environment(pid).split(b"\0"))]
+    return [pid for pid in pids if pid != os.getpid() and fits(set(_environment(pid).split(b"\0")))]
 
 
 def kill(pids: list[int]) -> None:

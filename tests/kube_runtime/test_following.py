@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from basilica.kube.api import KubeApi
-from basilica.runtimes.kubernetes.logs import Follower, tail
+from basilica.runtimes.kubernetes.logs import LINE_MAX, Follower, Splitter, tail
 from basilica.runtimes.kubernetes.parse import PodFacts
 
 RUNNING = PodFacts(name="train-0-x", uid="u1", rank=0, created="1", node="node-0", phase="Running", state="running")
@@ -61,3 +61,13 @@ def test_a_stream_that_says_nothing_is_no_proof_that_there_is_nothing() -> None:
 def test_a_pod_may_have_said_something_before_its_status_says_that_it_began() -> None:
     assert read(Node("one\n", stalls=True), STARTING, None) == ["one"]
     assert read(Node(""), STARTING, None) == []
+
+
+@pytest.mark.parametrize("step", [1 << 30, LINE_MAX + 1, LINE_MAX, LINE_MAX - 1, 100_003])
+def test_lines_are_cut_at_the_same_places_however_they_arrive(step: int) -> None:
+    sizes = [0, 1, LINE_MAX - 1, LINE_MAX, LINE_MAX + 1, 2 * LINE_MAX, 2 * LINE_MAX + 1, 0]
+    data = b"\n".join(b"x" * size for size in sizes) + b"\nrest"
+    splitter = Splitter()
+    lines = [line for start in range(0, len(data), step) for line in splitter.feed(data[start : start + step])]
+    cut = [0, 1, LINE_MAX - 1, LINE_MAX, LINE_MAX, 1, LINE_MAX, LINE_MAX, LINE_MAX, LINE_MAX, 1, 0]
+    assert ([len(line) for line in lines], splitter.rest) == (cut, b"rest")

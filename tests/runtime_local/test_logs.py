@@ -1,6 +1,7 @@
 """Output is kept, bounded, and read from either end without missing or repeating a line."""
 
 import asyncio
+import contextlib
 import os
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from basilica.core.errors import ValidationError
 from basilica.ports import LogChunk, Run
 from basilica.runtimes.local.layout import Key
-from basilica.runtimes.local.logs import LINE_MAX, Cursor, read_on, read_tail
+from basilica.runtimes.local.logs import BLOCK, LINE_MAX, Cursor, Tail, find_tail, read_on, read_tail
 from tests.runtime_local.machine import PATIENCE_S, Machine, python, sh
 
 
@@ -195,3 +196,47 @@ async def _next(machine: Machine, run: Run, cursor: str) -> tuple[str, ...]:
                 break
             lines += chunk.lines
     return lines
+
+
+@pytest.mark.parametrize(
+    ("text", "lines", "ended", "found"),
+    [
+        (b"", 5, True, Tail(0, 0)),
+        (b"a\nb\nc\n", 0, True, Tail(6, 0)),
+        (b"a\nb\nc\n", 1, True, Tail(4, 1)),
+        (b"a\nb\nc\n", 3, False, Tail(0, 3)),
+        (b"a\nb\nc\n", 9, False, Tail(0, 3)),
+        (b"a\nb\nc", 0, True, Tail(5, 0)),
+        (b"a\nb\nc", 1, True, Tail(4, 1)),
+        (b"a\nb\nc", 2, True, Tail(2, 2)),
+        (b"a\nb\nc", 0, False, Tail(4, 0)),  # the last line is still being written
+        (b"a\nb\nc", 1, False, Tail(2, 1)),
+        (b"abc", 3, False, Tail(0, 0)),
+        (b"\n\n\n", 2, True, Tail(1, 2)),
+        (b"x" * BLOCK + b"\n" + b"y" * BLOCK + b"\n", 1, True, Tail(BLOCK + 1, 1)),
+        (b"x\n" * BLOCK, BLOCK - 1, True, Tail(2, BLOCK - 1)),
+        (b"x\n" * BLOCK, BLOCK, True, Tail(0, BLOCK)),
+    ],
+)
+def test_the_place_of_the_last_lines(tmp_path: Path, text: bytes, lines: int, ended: bool, found: Tail) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(text)
+    assert find_tail(str(log), lines, ended=ended) == found
+
+
+async def test_the_cursor_of_the_tail_goes_back_over_all_attempts(machine: Machine) -> None:
+    async with machine.control_plane() as runtime:
+        run = machine.run(sh("seq -f $BASILICA_ATTEMPT-%.0f 3; printf $BASILICA_ATTEMPT-end; exit 1"))
+        for attempt in (1, 2):
+            await machine.launch(run, attempt=attempt)
+            await machine.until_ended(run, attempt=attempt)
+        for lines in (0, 2, 4, 6, 8, 100):
+            wanted = (await runtime.tail(run, 0, lines)).lines
+            found: list[str] = []
+            async with contextlib.aclosing(runtime.follow(run, 0, await runtime.tail_cursor(run, 0, lines))) as chunks:
+                async for chunk in chunks:
+                    if not chunk.lines:
+                        break
+                    found += chunk.lines
+            assert tuple(found) == wanted
+        assert await runtime.tail_cursor(run, 7, 3) == "0:0"

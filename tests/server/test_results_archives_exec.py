@@ -244,5 +244,35 @@ async def test_a_command_ends_when_the_server_does(world: World) -> None:
             lines = answer.aiter_lines()
             await anext(lines)
             world.closing.set()
-            assert [line async for line in lines] == []
+            assert [json.loads(line)["text"] async for line in lines] == [
+                "basilica: the server is going away, and the command was ended with it\n"
+            ]
         await command.ended.wait()
+
+
+@pytest.mark.parametrize("path", ["exec", "logs", "watch"])
+@story
+async def test_a_silent_answer_ends_with_the_key_that_it_was_asked_for_with(
+    world: World, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("basilica.server.streams.ASK_AGAIN_SECONDS", 0.05)
+    command = Endless()
+    world.runtime.execute = command.execute  # type: ignore[method-assign]
+    await world.deploy("train", target=1)
+    await world.runtime.write((await world.ann.get("/deployments/train")).json()["instanceName"], 0, "a line")
+    asked = {
+        "exec": ("POST", "/deployments/train/exec", {"rank": 0, "command": ["a"]}),
+        "logs": ("GET", "/deployments/train/logs?follow=true", None),
+        "watch": ("GET", "/deployments/train/watch", None),
+    }
+    method, url, body = asked[path]
+    async with world.listening() as client, client.stream(method, url, json=body) as answer:
+        lines = answer.aiter_lines()
+        await anext(lines)
+        key = next(key for key in await world.keys.keys() if key.user == "ann")
+        assert await world.keys.revoke_key(key.id)
+        rest = [line async for line in lines]
+    if path == "exec":
+        await command.ended.wait()
+        text = "basilica: the key or the session of this request has ended, and the command was ended\n"
+        assert [json.loads(line)["text"] for line in rest] == [text]

@@ -1,6 +1,7 @@
 """What a forked child does to become `basilica`. The fork server imports this, so that children start quickly."""
 
 import os
+import resource
 import sys
 from multiprocessing.connection import Connection
 
@@ -11,7 +12,11 @@ import basilica.wiring  # noqa: F401
 from basilica.cli.main import main
 
 
-def become_basilica(arguments: list[str], env: dict[str, str], stdout: Connection, stderr: str) -> None:
+def become_basilica(
+    arguments: list[str], env: dict[str, str], stdout: Connection, stderr: str, descriptors: int | None
+) -> None:
+    if descriptors is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
     os.environ.clear()
     os.environ.update(env)
     os.dup2(stdout.fileno(), 1)

@@ -60,13 +60,16 @@ def clean_environment() -> dict[str, str]:
 class Command:
     """A running `basilica`."""
 
-    def __init__(self, arguments: list[str], env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, arguments: list[str], env: Mapping[str, str] | None = None, *, descriptors: int | None = None
+    ) -> None:
+        """`descriptors`: how many it may open, if not as many as we."""
         directory = tempfile.mkdtemp(prefix="basilica-test-")
         weakref.finalize(self, shutil.rmtree, directory)
         self._said = Path(directory) / "stderr"
         self._said.touch()
         self._stdout, theirs = _processes.Pipe(duplex=False)
-        given = (arguments, clean_environment() | dict(env or {}), theirs, str(self._said))
+        given = (arguments, clean_environment() | dict(env or {}), theirs, str(self._said), descriptors)
         self.process = _processes.Process(target=become_basilica, args=given, daemon=True)
         self.process.start()
         theirs.close()
@@ -108,8 +111,16 @@ class Command:
 class Server(Command):
     """`basilica serve`. `url` and `key_file` are what it printed."""
 
-    def __init__(self, state_dir: Path, *options: str, env: Mapping[str, str] | None = None) -> None:
-        super().__init__(["serve", "--port", "0", "--state-dir", str(state_dir), *options], env)
+    def __init__(
+        self,
+        state_dir: Path,
+        *options: str,
+        env: Mapping[str, str] | None = None,
+        descriptors: int | None = None,
+    ) -> None:
+        super().__init__(
+            ["serve", "--port", "0", "--state-dir", str(state_dir), *options], env, descriptors=descriptors
+        )
         self.printed = self.read_until(b"API key: .*\n")
         if "API key: " not in self.printed:
             self.kill()
@@ -147,9 +158,11 @@ def _read(pipe: Connection, deadline: float) -> bytes:
 
 
 @contextmanager
-def serving(state_dir: Path, *options: str, env: Mapping[str, str] | None = None) -> Iterator[Server]:
+def serving(
+    state_dir: Path, *options: str, env: Mapping[str, str] | None = None, descriptors: int | None = None
+) -> Iterator[Server]:
     """A server for the time of the block; runs that it still has are deleted, so that no rank is left."""
-    server = Server(state_dir, *options, env=env)
+    server = Server(state_dir, *options, env=env, descriptors=descriptors)
     try:
         yield server
     finally:

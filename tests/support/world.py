@@ -5,7 +5,7 @@ import functools
 import inspect
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, closing, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec
 
@@ -18,11 +18,12 @@ from basilica.core.actions import Stop
 from basilica.core.deployment import Deployment
 from basilica.core.errors import ValidationError
 from basilica.ports import Keys, Limits, LogChunk, Run, Store
+from basilica.server.acceptor import LimitedServer
 from basilica.server.app import build_app
 from basilica.server.auth import key_record
+from basilica.server.connections import ConnectionLimits
 from basilica.server.control import DEFAULT_LIMITS, ControlPlane, Settings
 from basilica.server.metrics import Metrics
-from basilica.server.protocol import HttpProtocol
 from basilica.server.serve import Listen, bind
 from basilica.stores.memory import MemoryKeys, MemoryStore
 from basilica.testing.fake_runtime import FakeRuntime
@@ -57,6 +58,9 @@ class TalkingRuntime(FakeRuntime):
         kept = self._logs.get((run.instance, rank), [])
         shown = kept if lines is None else kept[max(0, len(kept) - lines) :]
         return LogChunk(rank, tuple(shown), f"0:{len(kept)}")
+
+    async def tail_cursor(self, run: Run, rank: int, lines: int) -> str:
+        return f"0:{max(0, len(self._logs.get((run.instance, rank), [])) - lines)}"
 
     async def follow(self, run: Run, rank: int, cursor: str | None) -> AsyncGenerator[LogChunk, None]:
         at = _line_number(cursor)
@@ -176,13 +180,11 @@ class World:
     # ---- over a real socket -----------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def listening(self) -> AsyncIterator[httpx.AsyncClient]:
+    async def listening(self, limits: ConnectionLimits | None = None) -> AsyncIterator[httpx.AsyncClient]:
         """The app on a socket, as `basilica serve` has it; a client of ann's."""
         with closing(bind(Listen(port=0))) as sock:
-            config = uvicorn.Config(
-                self.app, http=HttpProtocol, log_config=None, access_log=False, lifespan="off", loop="none"
-            )
-            server = _Quiet(config)
+            config = uvicorn.Config(self.app, ws="none", log_config=None, access_log=False, lifespan="off", loop="none")
+            server = LimitedServer(config, limits)
             serving = asyncio.create_task(server.serve(sockets=[sock]))
             url = f"http://127.0.0.1:{sock.getsockname()[1]}"
             try:
@@ -194,13 +196,6 @@ class World:
                 server.should_exit = True
                 self.closing.set()
                 await serving
-
-
-class _Quiet(uvicorn.Server):
-    """The signals are pytest's."""
-
-    def capture_signals(self) -> Any:
-        return nullcontext()
 
 
 def story(test: Callable[Concatenate[World, Given], Awaitable[None]]) -> Callable[Given, None]:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from basilica.clocks import SteadyClock
 from basilica.core.errors import BasilicaError, RuntimeUnavailable
+from basilica.descriptors import more_descriptors
 from basilica.executors.gang import NEWS, OVER, TIME_IS_UP, TOLD, Gang, Task, process_namespace
 from basilica.machine import files
 from basilica.machine.files import UnusableFile
@@ -25,7 +26,7 @@ from basilica.runtimes.local.forkserver import ForkServer
 from basilica.runtimes.local.gpus import ask_nvidia_smi
 from basilica.runtimes.local.layout import Key, Layout
 from basilica.runtimes.local.orphans import bury_orphan
-from basilica.runtimes.local.processes import Watch, more_descriptors
+from basilica.runtimes.local.processes import Watch
 from basilica.runtimes.local.records import NOBODY, Exit, Record, append_exit, bury, read_record
 from basilica.runtimes.local.supervisor import boot
 from basilica.runtimes.local.task import RankTask, StartRequest

@@ -6,8 +6,7 @@ from contextlib import contextmanager
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from basilica.core.errors import StoreUnavailable
-from basilica.server.problems import answer
+from basilica.server.problems import unavailable
 
 NOT_A_USE = ("/health", "/metrics")  # what monitors ask for, whether or not anybody needs us
 
@@ -54,9 +53,8 @@ class IdleExit:
         if scope["type"] != "http" or "/" + scope["path"].lstrip("/") in NOT_A_USE:
             await self._app(scope, receive, send)
         elif self._leaving:
-            response = answer(StoreUnavailable("this server has been idle and stops: ask again, to find the next one"))
-            response.headers["Connection"] = "close"
-            await response(scope, receive, send)
+            refusal = unavailable("this server has been idle and stops: ask again, to find the next one")
+            await refusal(scope, receive, send)
         else:
             self._answering += 1
             try:

@@ -3,18 +3,19 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 from starlette.responses import Response
 
 from basilica.controller.step import run_of
 from basilica.core.deployment import Deployment
-from basilica.core.errors import DeploymentNotFound, ValidationError
+from basilica.core.errors import DeploymentNotFound, RuntimeUnavailable, ValidationError
 from basilica.ports import LogChunk, Run, Runtime, Store
-from basilica.server.streams import LastingResponse, cancel, next_change
+from basilica.server.streams import LastingResponse, begun, cancel, next_change
 
 NDJSON = "application/x-ndjson"
+TURNS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,26 +32,47 @@ class LogQuery:
 async def answer_logs(
     query: LogQuery, deployment: Deployment, store: Store, runtime: Runtime, closing: asyncio.Event
 ) -> Response:
+    """A stream of what is there and, if it is followed, of what comes. No more of it is held than is being sent."""
     run = run_of(deployment)
-    known = {r.rank for r in deployment.status.ranks}
-    cursors = dict(query.cursors)
-    for rank, cursor in cursors.items():
+    for rank, cursor in query.cursors.items():
         await _check_cursor(runtime, run, rank, cursor)  # while a refusal can still be answered
-    chunks: list[LogChunk] = []
-    if query.tail is not None or not query.follow:
-        for rank in sorted(known if query.ranks is None else known & query.ranks):
-            if rank in query.cursors:
-                chunks.extend(await _rest(runtime, run, rank, query.cursors[rank]))
-            else:
-                chunks.append(await runtime.tail(run, rank, query.tail))
-        cursors.update((chunk.rank, chunk.cursor) for chunk in chunks)
     merged = deployment.spec.world.max > 1 if query.ranks is None else len(query.ranks) > 1
     style = LogFormat(as_json=query.as_json, prefix=merged)
     media = NDJSON if query.as_json else "text/plain; charset=utf-8"
+    body = _encoded(_read(query, deployment, store, runtime, closing), style)
     if not query.follow:
-        return Response(b"".join(style.encode(c) for c in chunks), media_type=media)
-    follower = LogFollower(store, runtime, closing, query.ranks, cursors)
-    return LastingResponse(_stream(chunks, follower, deployment, style), media_type=media)
+        body = await begun(body)
+    return LastingResponse(body, media_type=media)
+
+
+async def _read(
+    query: LogQuery, deployment: Deployment, store: Store, runtime: Runtime, closing: asyncio.Event
+) -> AsyncGenerator[LogChunk, None]:
+    run = run_of(deployment)
+    cursors = dict(query.cursors)
+    if query.tail is not None or not query.follow:
+        known = {r.rank for r in deployment.status.ranks}
+        for rank in sorted(known if query.ranks is None else known & query.ranks):
+            cursor = cursors.get(rank)
+            if cursor is None and query.tail is not None:
+                cursor = cursors[rank] = await runtime.tail_cursor(run, rank, query.tail)
+            async with contextlib.aclosing(runtime.read(run, rank, cursor)) as chunks:
+                async for chunk in chunks:
+                    if closing.is_set():
+                        raise RuntimeUnavailable("the server is going away in the middle of a log")
+                    cursors[rank] = chunk.cursor
+                    yield chunk
+    if query.follow:
+        follower = LogFollower(store, runtime, closing, query.ranks, cursors)
+        async with contextlib.aclosing(follower.follow(deployment)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+
+async def _encoded(chunks: AsyncGenerator[LogChunk, None], style: "LogFormat") -> AsyncGenerator[bytes, None]:
+    async with contextlib.aclosing(chunks):
+        async for chunk in chunks:
+            yield style.encode(chunk)
 
 
 def parse_cursors(text: str | None) -> dict[int, str]:
@@ -68,27 +90,6 @@ async def _check_cursor(runtime: Runtime, run: Run, rank: int, cursor: str) -> N
     """What a cursor looks like is the runtime's affair: it refuses one that it did not give out."""
     async with contextlib.aclosing(runtime.follow(run, rank, cursor)) as following:
         await anext(following, None)
-
-
-async def _rest(runtime: Runtime, run: Run, rank: int, cursor: str) -> list[LogChunk]:
-    """What a rank wrote after a cursor, up to now."""
-    chunks: list[LogChunk] = []
-    async with contextlib.aclosing(runtime.follow(run, rank, cursor)) as following:
-        async for chunk in following:
-            if not chunk.lines:
-                break
-            chunks.append(chunk)
-    return chunks
-
-
-async def _stream(
-    first: list[LogChunk], follower: "LogFollower", deployment: Deployment, style: "LogFormat"
-) -> AsyncIterator[bytes]:
-    for chunk in first:
-        yield style.encode(chunk)
-    async with contextlib.aclosing(follower.follow(deployment)) as chunks:
-        async for chunk in chunks:
-            yield style.encode(chunk)
 
 
 @dataclass(slots=True)
@@ -116,14 +117,19 @@ class LogFormat:
 
 @dataclass(slots=True)
 class LogFollower:
-    """Merges the live logs of a run's ranks until the run is settled and every line has been read."""
+    """Merges the live logs of a run's ranks until the run is settled and every line has been read.
+
+    Ranks that are behind take turns, so that what is held for a reader that does not read is a few chunks, however many
+    ranks there are. A rank that was read to its end waits for more without a turn, and holds what woke it.
+    """
 
     store: Store
     runtime: Runtime
     closing: asyncio.Event
     only: frozenset[int] | None
     cursors: dict[int, str]
-    _chunks: asyncio.Queue[LogChunk] = field(default_factory=lambda: asyncio.Queue(maxsize=64))
+    _chunks: asyncio.Queue[LogChunk] = field(default_factory=lambda: asyncio.Queue(maxsize=1))
+    _turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(TURNS))
     _readers: dict[int, asyncio.Task[None]] = field(default_factory=dict)
 
     async def follow(self, first: Deployment) -> AsyncGenerator[LogChunk, None]:
@@ -166,9 +172,15 @@ class LogFollower:
     async def _read(self, run: Run, rank: int, *, to_the_end: bool) -> None:
         """Pass on a rank's lines from its cursor; the cursor moves only with what was passed on."""
         async with contextlib.aclosing(self.runtime.follow(run, rank, self.cursors.get(rank))) as chunks:
-            async for chunk in chunks:
-                if chunk.lines:
-                    await self._chunks.put(chunk)
-                    self.cursors[rank] = chunk.cursor
-                elif to_the_end:
+            woken_by: LogChunk | None = None
+            while not self.closing.is_set():
+                async with self._turns:
+                    chunk = await anext(chunks) if woken_by is None else woken_by
+                    woken_by = None
+                    if chunk.lines:
+                        await self._chunks.put(chunk)
+                        self.cursors[rank] = chunk.cursor
+                        continue
+                if to_the_end:
                     return
+                woken_by = await anext(chunks)  # without a turn: it may be long in coming

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from basilica.core.errors import AuthenticationError, BasilicaError
 from basilica.ports import Keys
 from basilica.server.metrics import Metrics
-from basilica.server.problems import answer, plain
+from basilica.server.problems import answer, plain, unavailable
 from basilica.server.sessions import Sessions, user_of
 
 MAX_BODY = 4 << 20
@@ -70,7 +70,12 @@ class Gate:
                 await answer(error)(scope, receive, send)
                 return
             allowed = partial(self._is_allowed, scope["method"], headers)
-            scope.setdefault("state", {}).update(user=user, allowed=allowed)
+            state = scope.setdefault("state", {})
+            if not state.get("authenticated", _always)():
+                refusal = unavailable("as many connections are open here as there may be: close some, or ask again")
+                await refusal(scope, receive, send)
+                return
+            state.update(user=user, allowed=allowed)
         limit = MAX_ARCHIVE if path == ARCHIVES else MAX_BODY
         too_large = plain(413, f"the body is larger than {limit} bytes")
         length = headers.get("content-length", "0")
@@ -100,3 +105,7 @@ class Gate:
         except AuthenticationError:
             return False
         return True
+
+
+def _always() -> bool:
+    return True

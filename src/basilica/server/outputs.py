@@ -2,16 +2,16 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from basilica.core.errors import BadResult, BasilicaError
 from basilica.machine.pools import Pool
 from basilica.ports import Exited, Output
+from basilica.server.streams import cancel
 from basilica.wire.responses import CommandExit, CommandOutput
 
 rendering = Pool("results", 2)
-_closing: set[asyncio.Future[Any]] = set()
 
 
 def render_results(results: Mapping[int, bytes | BadResult]) -> bytes:
@@ -39,11 +39,12 @@ def _is_json(text: bytes) -> bool:
     return True
 
 
-async def stream_output(output: AsyncGenerator[Output | Exited, None], closing: asyncio.Event) -> AsyncIterator[bytes]:
+async def stream_output(
+    output: AsyncGenerator[Output | Exited, None], closing: asyncio.Event
+) -> AsyncGenerator[bytes, None]:
     """A line of JSON for each output, to the exit or until the server closes. Whoever stops reading ends the command.
 
-    If the runtime loses sight of the command, the last line says why, and there is no exit code. A reader that has gone
-    cancels every `await` here, so the end is left to a task of its own.
+    If there is no exit code, since the runtime lost sight of the command or the server closes, the last line says why.
     """
     server_closes = asyncio.ensure_future(closing.wait())
     step: asyncio.Future[Output | Exited | None] = asyncio.ensure_future(anext(output, None))
@@ -52,11 +53,12 @@ async def stream_output(output: AsyncGenerator[Output | Exited, None], closing: 
             either: set[asyncio.Future[Any]] = {step, server_closes}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not step.done():
+                yield last_words("the server is going away, and the command was ended with it")
                 return
             try:
                 found = step.result()
             except BasilicaError as problem:
-                yield CommandOutput(stream="stderr", text=f"basilica: {problem}\n").to_json() + b"\n"
+                yield last_words(str(problem))
                 return
             match found:
                 case Output(stream, text):
@@ -68,13 +70,10 @@ async def stream_output(output: AsyncGenerator[Output | Exited, None], closing: 
                     return
             step = asyncio.ensure_future(anext(output, None))
     finally:
-        server_closes.cancel()
-        step.cancel()
-        task = asyncio.ensure_future(_close(step, output))
-        _closing.add(task)
-        task.add_done_callback(_closing.discard)
+        await cancel(server_closes, step)
+        await output.aclose()
 
 
-async def _close(step: asyncio.Future[Any], output: AsyncGenerator[Any, None]) -> None:
-    await asyncio.gather(step, return_exceptions=True)
-    await output.aclose()
+def last_words(problem: str) -> bytes:
+    """The last line of a command that ends without an exit code."""
+    return CommandOutput(stream="stderr", text=f"basilica: {problem}\n").to_json() + b"\n"

@@ -2,7 +2,7 @@
 changes."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from basilica.core.deployment import Deployment
 from basilica.core.errors import DeploymentNotFound
@@ -15,7 +15,7 @@ BATCH = 50  # others have their turn in the loop after each
 PACE_SECONDS = 0.1  # however fast runs change; what changes meanwhile is told once
 
 
-async def watch_all(plane: ControlPlane, user: str, since: int, closing: asyncio.Event) -> AsyncIterator[bytes]:
+async def watch_all(plane: ControlPlane, user: str, since: int, closing: asyncio.Event) -> AsyncGenerator[bytes, None]:
     """What changed after version `since`, with the names of all that there are; then every change.
 
     An event has an id, from which a reader can go on, only when it tells all that has changed up to that version.

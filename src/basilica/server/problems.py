@@ -57,6 +57,13 @@ def answer(error: BasilicaError) -> Response:
     return response
 
 
+def unavailable(message: str) -> Response:
+    """A refusal for the moment, after which the connection is closed."""
+    response = answer(StoreUnavailable(message))
+    response.headers["Connection"] = "close"
+    return response
+
+
 def plain(status: int, message: str) -> Response:
     """An error of HTTP itself: no such route, method not allowed, body too large."""
     return problem(status, _HTTP_CODES.get(status, "BASILICA_API_BAD_REQUEST"), message)

@@ -8,7 +8,7 @@ import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from basilica import __version__
 from basilica.controller.step import run_of
@@ -20,7 +20,7 @@ from basilica.core.why import why
 from basilica.server.control import ControlPlane
 from basilica.server.logs import NDJSON, LogQuery, answer_logs, parse_cursors
 from basilica.server.metrics import Metrics
-from basilica.server.outputs import render_results, rendering, stream_output
+from basilica.server.outputs import last_words, render_results, rendering, stream_output
 from basilica.server.reports import Fresh, last_reports, newest
 from basilica.server.streams import LastingResponse, next_change, wait_until_removed, watch
 from basilica.wire import requests as inc
@@ -37,6 +37,7 @@ from basilica.wire.render import (
 
 JSON = "application/json"
 NO_SHARING = "this server publishes nothing: deployments have no public address or metadata"
+ACCESS_ENDED = "the key or the session of this request has ended"
 
 Version = Annotated[int, Query(ge=0, le=2**63 - 1)]
 WaitSeconds = Annotated[float, Query(ge=0, le=600, allow_inf_nan=False)]
@@ -263,10 +264,11 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
 
     @router.post("/deployments/{name}/exec", response_class=Response, responses=_EXEC_RESPONSES)
     async def execute_command(request: Request, name: str) -> Response:
-        """Run a command beside a rank, with its environment and directory; it ends when the caller goes away.
+        """Run a command beside a rank, with its environment, directory and limits. It ends when the caller goes away,
+        its key is revoked, the rank is stopped, or the server ends.
 
         The answer is one JSON object per line: what it writes, and at last `exitCode`. Without that the command was
-        lost sight of, and the last line says why.
+        ended or lost sight of, and the last line says why.
         """
         body = inc.parse(inc.ExecBody, await request.body())
         deployment = await plane.get(_user(request), name)
@@ -275,7 +277,8 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
         check_command(body.command)
         output = plane.runtime.execute(run_of(deployment), body.rank, body.command)
         await anext(output)  # while a refusal can still be answered
-        return StreamingResponse(stream_output(output, closing), media_type=NDJSON)
+        farewell = last_words(f"{ACCESS_ENDED}, and the command was ended")
+        return LastingResponse(stream_output(output, closing), media_type=NDJSON, farewell=farewell)
 
     # ---- the account and the server --------------------------------------------------------------------------------
 

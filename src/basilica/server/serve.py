@@ -23,12 +23,12 @@ from basilica.controller.loop import Controller
 from basilica.core.errors import BasilicaError
 from basilica.places import NOTE_FILE, start_of
 from basilica.ports import Clock, Keys, Runtime, Store
+from basilica.server.acceptor import LimitedServer
 from basilica.server.app import build_app
 from basilica.server.auth import check_key, digest_of, key_record, new_key
 from basilica.server.control import ControlPlane, Settings
 from basilica.server.idle import IdleExit
 from basilica.server.metrics import Metrics
-from basilica.server.protocol import HttpProtocol
 from basilica.server.sessions import SESSIONS_FILE, Sessions
 
 log = logging.getLogger("basilica.server")
@@ -225,7 +225,7 @@ def _url(listen: Listen, sock: socket.socket) -> str:
 def _config(app: object, listen: Listen) -> uvicorn.Config:
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
-        http=HttpProtocol,
+        ws="none",
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -236,7 +236,7 @@ def _config(app: object, listen: Listen) -> uvicorn.Config:
     )
 
 
-class _Server(uvicorn.Server):
+class _Server(LimitedServer):
     """uvicorn, which tells answers that go on (streams, long polls) to end before it waits for them."""
 
     def __init__(self, config: uvicorn.Config, closing: asyncio.Event) -> None:
@@ -271,9 +271,6 @@ class _Server(uvicorn.Server):
         finally:
             for sig, handler in before.items():
                 signal.signal(sig, handler)
-
-    def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
-        return contextlib.nullcontext()
 
 
 def _nothing() -> None:

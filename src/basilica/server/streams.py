@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
-import time
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from typing import Any, Literal
 
 from starlette.requests import Request
@@ -11,10 +11,12 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from basilica.core.deployment import Deployment
-from basilica.core.errors import DeploymentNotFound
+from basilica.core.errors import BasilicaError, DeploymentNotFound, StoreUnavailable
 from basilica.core.phase import RankPhase
 from basilica.ports import Store
 from basilica.server.reports import Fresh
+
+log = logging.getLogger("basilica.server")
 
 KEEP_ALIVE_SECONDS = 15.0
 ASK_AGAIN_SECONDS = 5.0  # whether the reader may still read
@@ -22,24 +24,54 @@ COUNTDOWN_SECONDS = 2.0  # while the run says in how many seconds a rank starts 
 
 
 class LastingResponse(StreamingResponse):
-    """An answer that goes on. It ends soon after the session or the key that it was asked for with."""
+    """An answer that goes on. It ends when its reader leaves, and soon after the session or the key that it was asked
+    for with; then `farewell` is the last of it."""
+
+    def __init__(self, content: AsyncGenerator[bytes, None], *, media_type: str, farewell: bytes = b"") -> None:
+        super().__init__(content, media_type=media_type)
+        self._chunks, self._farewell = content, farewell
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.body_iterator = _while_allowed(self.body_iterator, scope["state"]["allowed"])
-        await super().__call__(scope, receive, send)
+        sending = asyncio.ensure_future(self.stream_response(send))
+        left = asyncio.ensure_future(_gone(receive))
+        refused = asyncio.ensure_future(_until_refused(scope["state"]["allowed"]))
+        try:
+            await asyncio.wait({sending, left, refused}, return_when=asyncio.FIRST_COMPLETED)
+            forbidden = not sending.done() and refused.done()
+        finally:
+            await cancel(sending, left, refused)
+        if not sending.cancelled():
+            sending.result()
+        elif forbidden:
+            await send({"type": "http.response.body", "body": self._farewell, "more_body": False})
+
+    async def stream_response(self, send: Send) -> None:
+        async with contextlib.aclosing(self._chunks):
+            try:
+                await super().stream_response(send)
+            except BasilicaError as error:  # not completed, so that nobody takes the rest for the whole
+                log.warning("an answer broke off: %s", error)
 
 
-async def _while_allowed(
-    chunks: AsyncIterable[Any], allowed: Callable[[], Awaitable[bool]]
-) -> AsyncGenerator[Any, None]:
-    asked = time.monotonic()
-    async with contextlib.aclosing(chunks):  # type: ignore[type-var]
-        async for chunk in chunks:
-            if time.monotonic() - asked >= ASK_AGAIN_SECONDS:
-                asked = time.monotonic()
-                if not await allowed():
-                    return
-            yield chunk
+async def _until_refused(allowed: Callable[[], Awaitable[bool]]) -> Literal[True]:
+    while True:
+        await asyncio.sleep(ASK_AGAIN_SECONDS)
+        with contextlib.suppress(StoreUnavailable):
+            if not await allowed():
+                return True
+
+
+async def begun(chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """The same chunks, the first of which is there already: a refusal that comes with it can still be answered."""
+    first = await anext(chunks, b"")
+
+    async def whole() -> AsyncGenerator[bytes, None]:
+        async with contextlib.aclosing(chunks):
+            yield first
+            async for chunk in chunks:
+                yield chunk
+
+    return whole()
 
 
 async def watch(
@@ -50,7 +82,7 @@ async def watch(
     closing: asyncio.Event,
     *,
     fresh: Fresh | None = None,
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     """Every change of a run newer than `since`, until it is settled or deleted. States, not differences: a reader
     that was away misses no news, only steps in between. With `fresh`, also its state with what ranks reported since
     (`render` tells up to when), and when time alone has changed what it says: how long a rank has been silent."""
@@ -103,7 +135,7 @@ async def next_change(
     change = asyncio.ensure_future(store.wait_change(instance, version, seconds))
     ends = [asyncio.ensure_future(closing.wait())]
     if reader is not None:
-        ends.append(asyncio.ensure_future(_gone(reader)))
+        ends.append(asyncio.ensure_future(_gone(reader.receive)))
     if also is not None:
         ends.append(asyncio.ensure_future(_true(also)))
     try:
@@ -133,8 +165,8 @@ async def _true(also: Coroutine[Any, Any, None]) -> Literal[True]:
     return True
 
 
-async def _gone(reader: Request) -> Literal[True]:
-    while (await reader.receive())["type"] != "http.disconnect":
+async def _gone(receive: Receive) -> Literal[True]:
+    while (await receive())["type"] != "http.disconnect":
         pass
     return True
 

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from time import time
 
@@ -84,6 +85,16 @@ class FakeRuntime:
 
     async def tail(self, run: Run, rank: int, lines: int | None) -> LogChunk:
         return LogChunk(rank, (), "0:0")
+
+    async def tail_cursor(self, run: Run, rank: int, lines: int) -> str:
+        return "0:0"
+
+    async def read(self, run: Run, rank: int, cursor: str | None) -> AsyncGenerator[LogChunk, None]:
+        async with aclosing(self.follow(run, rank, cursor)) as chunks:
+            async for chunk in chunks:
+                if not chunk.lines:
+                    return
+                yield chunk
 
     async def follow(self, run: Run, rank: int, cursor: str | None) -> AsyncGenerator[LogChunk, None]:
         yield LogChunk(rank, (), "0:0")

@@ -4,6 +4,7 @@ A place in it is a pod and a number of lines. It is read from the node that runs
 """
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 
@@ -15,10 +16,31 @@ from basilica.runtimes.kubernetes.parse import PodFacts
 
 QUIET_S = 0.3  # without a line for so long, all that was there has come
 AGAIN_S = 1.0
+LINE_MAX = 1 << 20
 BEGINNING = ":0"
 _NOT_THERE = (400, 404)  # not started yet, or gone
 
 Pods = Callable[[], Sequence[PodFacts]]  # of the rank, oldest first
+
+
+class Splitter:
+    """Splits a stream of bytes into lines. One longer than `LINE_MAX` comes in pieces, each of which counts as a line:
+    where they are cut depends on the line alone, so that numbers of lines mean the same to every reader."""
+
+    def __init__(self) -> None:
+        self.rest = b""
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        *lines, self.rest = (self.rest + piece).split(b"\n")
+        lines = [part for line in lines for part in _parts(line)]
+        while len(self.rest) > LINE_MAX:
+            lines.append(self.rest[:LINE_MAX])
+            self.rest = self.rest[LINE_MAX:]
+        return lines
+
+
+def _parts(line: bytes) -> list[bytes]:
+    return [line[start : start + LINE_MAX] for start in range(0, len(line), LINE_MAX)] or [b""]
 
 
 async def tail(api: KubeApi, namespace: str, rank: int, pods: Sequence[PodFacts], lines: int | None) -> LogChunk:
@@ -29,24 +51,53 @@ async def tail(api: KubeApi, namespace: str, rank: int, pods: Sequence[PodFacts]
         wanted = None if lines is None else max(0, lines - len(found))
         if wanted == 0 and cursor:
             break
-        read = await _read_all(api, namespace, pod)
-        cursor = cursor or f"{pod.uid}:{len(read)}"
-        found = [*(read if wanted is None else read[len(read) - min(wanted, len(read)) :]), *found]
+        kept: deque[str] = deque(maxlen=wanted)
+        count = 0
+        async with aclosing(_read_now(api, namespace, pod)) as read:
+            async for some in read:
+                kept += some
+                count += len(some)
+        cursor = cursor or f"{pod.uid}:{count}"
+        found = [*kept, *found]
     return LogChunk(rank, tuple(found), cursor or BEGINNING)
 
 
-async def _read_all(api: KubeApi, namespace: str, pod: PodFacts) -> list[str]:
-    pieces: list[bytes] = []
+async def tail_cursor(api: KubeApi, namespace: str, pods: Sequence[PodFacts], lines: int) -> str:
+    """The cursor before the last lines over all pods: they are counted, not kept."""
+    cursor = BEGINNING
+    for pod in reversed(pods):
+        count = 0
+        async with aclosing(_read_now(api, namespace, pod)) as read:
+            async for some in read:
+                count += len(some)
+        cursor = f"{pod.uid}:{max(0, count - lines)}"
+        lines -= count
+        if lines <= 0:
+            break
+    return cursor
+
+
+async def _read_now(api: KubeApi, namespace: str, pod: PodFacts, skip: int = 0) -> AsyncGenerator[list[str], None]:
+    """The lines that a pod has written so far after the first `skip`, some at a time; of an ended one also what has no
+    newline behind it."""
+    splitter = Splitter()
     try:
         async with aclosing(api.logs(_path(namespace, pod), container=WORKER_CONTAINER)) as stream:
             async for piece in stream:
-                pieces.append(piece)
+                found = splitter.feed(piece)
+                lines, skip = found[skip:], max(0, skip - len(found))
+                if lines:
+                    yield _decoded(lines)
     except ApiError as error:
         if error.status in _NOT_THERE:
-            return []
+            return
         raise RuntimeUnavailable(f"cannot read the log of {pod.name}: {error}") from error
-    whole = b"".join(pieces).decode(errors="replace").split("\n")
-    return whole[:-1] if not pod.over or not whole[-1] else whole
+    if pod.over and splitter.rest and not skip:
+        yield _decoded([splitter.rest])
+
+
+def _decoded(lines: Sequence[bytes]) -> list[str]:
+    return [line.decode(errors="replace") for line in lines]
 
 
 class Follower:
@@ -73,6 +124,19 @@ class Follower:
                 async for chunk in chunks:
                     yield chunk
 
+    async def read(self, cursor: str | None) -> AsyncGenerator[LogChunk, None]:
+        """What there is now."""
+        self._begin_at(cursor)
+        for pod in self._pods():
+            if pod.uid in self._read:
+                continue
+            if pod.uid != self._uid:
+                self._uid, self._lines = pod.uid, 0
+            async with aclosing(_read_now(self._api, self._namespace, pod, self._lines)) as read:
+                async for lines in read:
+                    self._lines += len(lines)
+                    yield self._chunk(tuple(lines))
+
     def _begin_at(self, cursor: str | None) -> None:
         uid, _, count = (cursor or BEGINNING).partition(":")
         if not (count.isascii() and count.isdecimal() and len(count) < 16):
@@ -92,23 +156,31 @@ class Follower:
     async def _early_pod(self) -> PodFacts | None:
         """One that has something to say before its status tells that it began: a short rank has ended by then."""
         for pod in self._pods():
-            if pod.uid not in self._read and pod.node and await self._lines_now(pod):
+            if pod.uid not in self._read and pod.node and await self._has_lines(pod):
                 return pod
         return None
 
-    async def _lines_now(self, pod: PodFacts) -> list[str]:
+    async def _has_lines(self, pod: PodFacts) -> bool:
         with suppress(RuntimeUnavailable):
-            return await _read_all(self._api, self._namespace, pod)
-        return []
+            async with aclosing(_read_now(self._api, self._namespace, pod)) as read:
+                return await anext(read, None) is not None
+        return False
+
+    async def _read_after(self, pod: PodFacts, skip: int) -> AsyncGenerator[list[str], None]:
+        """What the pod has written so far after so many lines; nothing if that cannot be read now."""
+        with suppress(RuntimeUnavailable):
+            async with aclosing(_read_now(self._api, self._namespace, pod, skip)) as read:
+                async for lines in read:
+                    yield lines
 
     def _chunk(self, lines: tuple[str, ...]) -> LogChunk:
         return LogChunk(self._rank, lines, f"{self._uid}:{self._lines}")
 
     async def _follow_pod(self, pod: PodFacts) -> AsyncGenerator[LogChunk, None]:
         """Until its container has ended and all is read, or the connection broke: then it is begun again."""
-        pieces: asyncio.Queue[bytes | ApiError | None] = asyncio.Queue(maxsize=64)
+        pieces: asyncio.Queue[bytes | ApiError | None] = asyncio.Queue(maxsize=1)
         reader = asyncio.create_task(self._stream(pod, pieces))
-        skip, rest, quiet, caught_up = self._lines, b"", False, False
+        skip, splitter, quiet, caught_up = self._lines, Splitter(), False, False
         try:
             while True:
                 piece: bytes | ApiError | None
@@ -119,30 +191,30 @@ class Follower:
                     quiet = True
                     if not caught_up:  # silence may be that of a slow connection, and what is there must not be missed
                         caught_up = True
-                        missing = (await self._lines_now(pod))[self._lines :]
-                        skip += len(missing)
-                        self._lines += len(missing)
-                        if missing:
-                            yield self._chunk(tuple(missing))
+                        async with aclosing(self._read_after(pod, self._lines)) as read:
+                            async for missing in read:
+                                skip += len(missing)
+                                self._lines += len(missing)
+                                yield self._chunk(tuple(missing))
                     if not self._is_over(pod):
                         yield self._chunk(())
                     continue
                 if not isinstance(piece, bytes):
                     break
-                *lines, rest = (rest + piece).split(b"\n")
+                lines = splitter.feed(piece)
                 lines, skip = lines[skip:], max(0, skip - len(lines))
                 if lines:
                     quiet = False
                     self._lines += len(lines)
-                    yield self._chunk(tuple(line.decode(errors="replace") for line in lines))
+                    yield self._chunk(tuple(_decoded(lines)))
         finally:
             reader.cancel()
             with suppress(asyncio.CancelledError):
                 await reader
         over = self._is_over(pod)
-        if over and rest and not skip and not isinstance(piece, ApiError):
+        if over and splitter.rest and not skip and not isinstance(piece, ApiError):
             self._lines += 1
-            yield self._chunk((rest.decode(errors="replace"),))
+            yield self._chunk(tuple(_decoded([splitter.rest])))
         if (over and piece is None) or (isinstance(piece, ApiError) and piece.status == 404):
             self._read.add(pod.uid)
         else:

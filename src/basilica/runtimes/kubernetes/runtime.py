@@ -379,6 +379,15 @@ class KubernetesRuntime:
     async def tail(self, run: Run, rank: int, lines: int | None) -> LogChunk:
         return await logs.tail(self._api, run.namespace, rank, self._pods_of_rank(run, rank), lines)
 
+    async def tail_cursor(self, run: Run, rank: int, lines: int) -> str:
+        return await logs.tail_cursor(self._api, run.namespace, self._pods_of_rank(run, rank), lines)
+
+    async def read(self, run: Run, rank: int, cursor: str | None) -> AsyncGenerator[LogChunk, None]:
+        reader = logs.Follower(self._api, run.namespace, rank, lambda: self._pods_of_rank(run, rank), asyncio.Event())
+        async with aclosing(reader.read(cursor)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
     async def follow(self, run: Run, rank: int, cursor: str | None) -> AsyncGenerator[LogChunk, None]:
         changed = self._listen(run.instance)
         try:

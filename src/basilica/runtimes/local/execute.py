@@ -1,82 +1,130 @@
-"""A command beside a rank: its output as it comes, its exit code, and an end for all that it started."""
+"""Commands beside ranks: their output as it comes, their exit code, and an end for all that they started.
+
+Each has an attendant, a process that ends it as soon as it does not hear from us any more, however we ended. What is
+left if somebody kills the attendant too is found by its environment, when the run is removed or a server starts.
+"""
 
 import asyncio
 import codecs
+import json
+import logging
 import os
 import secrets
-import signal
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
-from typing import Any, Literal
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import closing, suppress
+from typing import Literal
 
+from basilica.core.errors import RuntimeUnavailable
 from basilica.ports import Exited, Output
-from basilica.runtimes.local.orphans import MARK
+from basilica.runtimes.local import attendant
+from basilica.runtimes.local.background import Spawn
+from basilica.runtimes.local.layout import Layout
+from basilica.runtimes.local.orphans import KILL_AGAIN_S, MARK
 from basilica.runtimes.local.processes import Watch
-from basilica.strays import kill, with_environment
+from basilica.runtimes.local.task import CommandTask
+from basilica.strays import kill, whose_environment
+
+log = logging.getLogger(__name__)
 
 CHUNK = 1 << 16
 CHUNKS_WAITING = 16
+END_WITHIN_S = 5.0
+_MARKED = f"{MARK}=".encode()
+_DIRECTORY = "BASILICA_CHECKPOINT_DIR="
+STOPPED = "the rank that the command ran beside was stopped, and the command with it"
 
 
-async def execute(
-    argv: Sequence[str],
-    env: Mapping[str, str],
-    cwd: str,
-    spawn: Callable[[Coroutine[Any, Any, object]], None],
-) -> AsyncGenerator[Output | Exited, None]:
-    """All that it started bears a mark in its environment, and is killed when it ends or the reader goes away.
+class Commands:
+    """The commands beside the ranks of all runs."""
 
-    `spawn` runs what is left to do after the reader has gone.
-    """
-    token = secrets.token_hex(16)
-    yield Output("stdout", "")
-    starting = asyncio.ensure_future(
-        asyncio.create_subprocess_exec(
-            *argv,
-            env={**env, MARK: token},
-            cwd=cwd,
-            stdin=asyncio.subprocess.DEVNULL,
+    def __init__(self, layout: Layout, *, python: str, spawn: Spawn) -> None:
+        """`spawn` runs what is left to do after a reader has gone."""
+        self._layout, self._python, self._spawn = layout, python, spawn
+        self._live: dict[tuple[str, int], set[asyncio.Event]] = {}
+
+    async def execute(self, instance: str, rank: int, task: CommandTask) -> AsyncGenerator[Output | Exited, None]:
+        """Run a command. Closing the generator ends it."""
+        yield Output("stdout", "")
+        with suppress(OSError):  # a full disk: then a server that starts finds what is left
+            self._layout.commands(instance).touch()
+        stopped, token = asyncio.Event(), secrets.token_hex(16)
+        message = json.dumps({**task, "env": {**task["env"], MARK: token}}).encode()
+        starting = asyncio.ensure_future(self._start(len(message).to_bytes(8, "big") + message))
+        chunks: asyncio.Queue[Output | None] = asyncio.Queue(CHUNKS_WAITING)
+        helpers: list[asyncio.Task[None]] = []
+        self._live.setdefault((instance, rank), set()).add(stopped)
+        try:
+            process = await _started(starting)
+            assert process.stdout is not None
+            assert process.stderr is not None
+            readers = [_read("stdout", process.stdout, chunks), _read("stderr", process.stderr, chunks)]
+            others = (_hang_up_when(stopped, process), _end_with_attendant(process.pid, token))
+            helpers = [asyncio.create_task(work) for work in (*readers, *others)]
+            left = len(readers)
+            while left:
+                chunk = await chunks.get()
+                if chunk is None:
+                    left -= 1
+                else:
+                    yield chunk
+            code = await process.wait()
+            if stopped.is_set():
+                raise RuntimeUnavailable(STOPPED)
+            if code < 0:
+                raise RuntimeUnavailable(f"the process that attends to the command was ended by signal {-code}")
+            yield Exited(code)
+        finally:
+            self._forget(instance, rank, stopped)
+            for helper in helpers:
+                helper.cancel()
+            self._spawn(_finish(starting, token))
+
+    async def _start(self, message: bytes) -> asyncio.subprocess.Process:
+        process = await asyncio.create_subprocess_exec(
+            *(self._python, "-I", "-S", attendant.__file__),
+            env={},
+            cwd="/",
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
         )
-    )
+        assert process.stdin is not None
+        process.stdin.write(message)
+        return process
+
+    def _forget(self, instance: str, rank: int, stopped: asyncio.Event) -> None:
+        live = self._live[instance, rank]
+        live.discard(stopped)
+        if not live:
+            del self._live[instance, rank]
+
+    def end(self, instance: str, rank: int) -> None:
+        """End what runs beside a rank."""
+        for stopped in self._live.get((instance, rank), ()):
+            stopped.set()
+
+    async def end_all(self, instance: str) -> None:
+        """End what runs beside the ranks of a run, also what an earlier server has left."""
+        for known, rank in tuple(self._live):
+            if known == instance:
+                self.end(instance, rank)
+        if await asyncio.to_thread(self._layout.commands(instance).exists):
+            directory = os.fsencode(f"{_DIRECTORY}{self._layout.checkpoints(instance)}")
+            await _kill_commands(lambda environment: directory in environment)
+
+    async def end_leftovers(self) -> None:
+        """End the commands of an earlier server that was killed, if their attendants were, too."""
+        directory = os.fsencode(f"{_DIRECTORY}{self._layout.runs}/")
+        await _kill_commands(lambda environment: any(each.startswith(directory) for each in environment))
+
+
+async def _started(starting: "asyncio.Future[asyncio.subprocess.Process]") -> asyncio.subprocess.Process:
     try:
-        process = await asyncio.shield(starting)  # cancelled by itself, it would leave what the command has started
-    except asyncio.CancelledError:
-        spawn(_abandon(starting, token))
-        raise
+        return await asyncio.shield(starting)  # cancelled by itself, it would leave a process
     except OSError as error:
-        missing = isinstance(error, FileNotFoundError)
-        yield Output("stderr", f"cannot execute {argv[0]} in {cwd}: {error.strerror}\n")
-        yield Exited(127 if missing else 126)
-        return
-    chunks: asyncio.Queue[Output | None] = asyncio.Queue(CHUNKS_WAITING)
-    assert process.stdout is not None
-    assert process.stderr is not None
-    readers = [
-        asyncio.create_task(_read("stdout", process.stdout, chunks)),
-        asyncio.create_task(_read("stderr", process.stderr, chunks)),
-    ]
-    ending = asyncio.create_task(_end_with(process.pid, token))
-    try:
-        left = len(readers)
-        while left:
-            chunk = await chunks.get()
-            if chunk is None:
-                left -= 1
-            else:
-                yield chunk
-        code = await process.wait()
-        await ending
-        yield Exited(code if code >= 0 else 128 - code)
-    finally:
-        for task in (*readers, ending):
-            task.cancel()
-        if process.returncode is None or not ending.done() or ending.cancelled():
-            _kill_group(process.pid)
-            kill(with_environment({_mark(token)}))
-            spawn(_finish(process, token))
+        raise RuntimeUnavailable(f"cannot start a process for the command: {error.strerror}") from error
 
 
 async def _read(
@@ -93,42 +141,57 @@ async def _read(
     await chunks.put(None)
 
 
-async def _end_with(pid: int, token: str) -> None:
-    """Once the command itself has ended, end what it left behind: that would keep its output open."""
+async def _hang_up_when(stopped: asyncio.Event, process: asyncio.subprocess.Process) -> None:
+    await stopped.wait()
+    _hang_up(process)
+
+
+async def _end_with_attendant(pid: int, token: str) -> None:
+    """Once the attendant has ended, end what it may have left, having been killed: that keeps the output open."""
     gone = asyncio.Event()
+    with suppress(ProcessLookupError), closing(Watch(pid, None, gone.set)):
+        await gone.wait()
+    await _kill_marked(token)
+
+
+def _hang_up(process: asyncio.subprocess.Process) -> None:
+    """Have the attendant end the command: it notices that nobody is there any more."""
+    assert process.stdin is not None
+    process.stdin.close()
+
+
+async def _finish(starting: "asyncio.Future[asyncio.subprocess.Process]", token: str) -> None:
+    """See to the end of a command that nobody reads from any more."""
     try:
-        watch = Watch(pid, None, gone.set)
-    except ProcessLookupError:
-        pass
-    else:
-        try:
-            await gone.wait()
-        finally:
-            watch.close()
-    await _kill_all(token)
-
-
-async def _kill_all(token: str) -> None:
-    while found := await asyncio.to_thread(with_environment, {_mark(token)}):
-        kill(found)
-
-
-async def _abandon(starting: "asyncio.Future[asyncio.subprocess.Process]", token: str) -> None:
-    with suppress(OSError):
         process = await starting
-        _kill_group(process.pid)
-        await _finish(process, token)
+    except OSError:
+        return
+    _hang_up(process)
+    try:
+        async with asyncio.timeout(END_WITHIN_S):
+            code = await process.wait()
+    except TimeoutError:
+        process.kill()
+        code = await process.wait()
+    if code < 0:
+        await _kill_marked(token)
 
 
-async def _finish(process: asyncio.subprocess.Process, token: str) -> None:
-    await _kill_all(token)
-    await process.wait()
+async def _kill_marked(token: str) -> None:
+    mark = f"{MARK}={token}".encode()
+    await _kill_commands(lambda environment: mark in environment)
 
 
-def _kill_group(pid: int) -> None:
-    with suppress(OSError):  # gone meanwhile
-        os.killpg(pid, signal.SIGKILL)
+async def _kill_commands(fits: Callable[[set[bytes]], bool]) -> None:
+    """Kill the processes of commands with such an environment, until there are none."""
 
+    def is_meant(environment: set[bytes]) -> bool:
+        return any(each.startswith(_MARKED) for each in environment) and fits(environment)
 
-def _mark(token: str) -> bytes:
-    return f"{MARK}={token}".encode()
+    give_up = time.monotonic() + END_WITHIN_S
+    while found := await asyncio.to_thread(whose_environment, is_meant):
+        kill(found)
+        if time.monotonic() > give_up:
+            log.warning("processes of commands beside ranks do not end: %s", found)
+            return
+        await asyncio.sleep(KILL_AGAIN_S)

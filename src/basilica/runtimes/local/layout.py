@@ -11,6 +11,7 @@
     ├── checkpoints/         BASILICA_CHECKPOINT_DIR: survives restarts of ranks
     ├── results/<r>.json     BASILICA_RESULT_FILE of rank r
     ├── reports/<r>.<a>.<p>  what process p of attempt a of rank r reported; made by itself, when it first does
+    ├── commands             empty; there if a command ran beside a rank
     ├── workdir/             the unpacked archive of this run, if it has one
     ├── bench/               the bench probe: files as those of a rank, and result.json once it has one
     └── rank-<r>/            locked by the supervisor of the attempt that runs
@@ -88,6 +89,10 @@ class Layout:
 
     def checkpoints(self, instance: str) -> Path:
         return self.run(instance) / "checkpoints"
+
+    def commands(self, instance: str) -> Path:
+        """There if commands ran beside ranks of the run."""
+        return self.run(instance) / "commands"
 
     @property
     def archives(self) -> Path:

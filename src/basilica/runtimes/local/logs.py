@@ -16,7 +16,7 @@ from basilica.machine import files
 from basilica.machine.files import UnusableFile
 
 LINE_MAX = 1 << 20
-BATCH = 1 << 18
+BATCH = 1 << 16
 BLOCK = 1 << 16
 LINES_ALL = 1 << 62
 LOOKED_BACK_MAX = 1 << 30  # more of a log is only there if its program made it so

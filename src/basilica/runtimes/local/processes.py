@@ -2,12 +2,10 @@
 
 import asyncio
 import os
-import resource
 import select
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 LOOK_AGAIN_S = 1.0
@@ -97,11 +95,3 @@ class Watch:
             if self._kqueue is None:
                 os.close(self._fd)
             self._fd = self._kqueue = None
-
-
-def more_descriptors() -> int:
-    """Raise our own limit, since each live rank takes one, and return what ranks get: the limit as it was."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):  # some systems allow less than they say
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return soft

@@ -19,6 +19,7 @@ from basilica.core.errors import BadResult, Conflict, RuntimeUnavailable
 from basilica.core.mesh import Announcement
 from basilica.core.reports import Report, Series, SeriesQuery
 from basilica.core.seen import Sight, Sighting, Stalled
+from basilica.descriptors import more_descriptors
 from basilica.machine import files
 from basilica.machine.pools import Pool
 from basilica.ports import Exited, InUse, LogChunk, Output, Run, StoredArchive
@@ -29,7 +30,7 @@ from basilica.runtimes.local.background import Background
 from basilica.runtimes.local.bench import CORES, Benches
 from basilica.runtimes.local.capabilities import Capability, capabilities_of, warnings_of
 from basilica.runtimes.local.changes import Changes
-from basilica.runtimes.local.execute import execute
+from basilica.runtimes.local.execute import Commands
 from basilica.runtimes.local.follow import follow_rank, read_rank, tail_cursor, tail_rank
 from basilica.runtimes.local.forkserver import ForkServer
 from basilica.runtimes.local.gpus import GpuInventory, ask_nvidia_smi
@@ -39,7 +40,6 @@ from basilica.runtimes.local.launching import Launching
 from basilica.runtimes.local.layout import Key, Layout, number_of
 from basilica.runtimes.local.line import GpuLine
 from basilica.runtimes.local.ports import Ports, ports_of, remember_rendezvous
-from basilica.runtimes.local.processes import more_descriptors
 from basilica.runtimes.local.rendezvous import LocalRendezvous
 from basilica.runtimes.local.reports import Reports
 from basilica.runtimes.local.run_files import finish_removing, read_results, remove_run, unended
@@ -106,6 +106,7 @@ class LocalRuntime:
         self._changes = Changes()
         self._background = Background()
         self._unpacking: Unpacking | None = None
+        self._commands = Commands(self._layout, python=python, spawn=self._background.spawn)
 
     # ------------------------------------------------------------------------------------------------ begin and end
 
@@ -126,6 +127,7 @@ class LocalRuntime:
         with or_unavailable("cannot read the runs that an earlier server left"):
             await self._own_work.run(finish_removing, self._layout)
             instances = await self._own_work.run(unended, self._layout)
+        await self._commands.end_leftovers()
         await self._benches.adopt()
         for instance in instances:
             with suppress(RuntimeUnavailable):  # its own `observe` says so; the others are not to suffer
@@ -301,12 +303,14 @@ class LocalRuntime:
             key = Key(run.instance, stop.rank, stop.attempt)
             with or_unavailable(f"cannot stop {key}"):
                 await self._stopping.stop(key, stop.grace_seconds)
+            self._commands.end(run.instance, stop.rank)
 
     async def remove(self, run: Run) -> None:
         for attempt in (await self._attempts(run)).values():
             if attempt.sight is not Sight.ENDED:
                 raise RuntimeUnavailable(f"{attempt.key} has not ended yet")
         await self._benches.end_and_wait(run.instance)
+        await self._commands.end_all(run.instance)
         await self.end_rendezvous(run)
         if self._unpacking is not None:
             await self._unpacking.forget(run.instance)
@@ -380,8 +384,8 @@ class LocalRuntime:
         newest = max(attempts, key=lambda attempt: attempt.key.attempt)
         launch = Launch(rank, newest.key.attempt, run.spec.world.target)
         with or_unavailable(f"cannot tell the environment of {run.instance}"):
-            env = await self._own_work.run(self._starting.environment, run, launch, newest.gpus)
-        async with aclosing(execute(argv, env, self._starting.workdir(run), self._background.spawn)) as output:
+            task = await self._own_work.run(self._starting.command, run, launch, newest.gpus, argv)
+        async with aclosing(self._commands.execute(run.instance, rank, task)) as output:
             async for chunk in output:
                 yield chunk
 
@@ -407,9 +411,15 @@ class LocalRuntime:
         return LogChunk(rank, found, chunks[-1].cursor if chunks else none.cursor)
 
     async def tail_cursor(self, run: Run, rank: int, lines: int) -> str:
-        """The cursor before the last lines of a rank, over all its attempts: before all of them if it has no more."""
         with or_unavailable(f"cannot read the log of {run.instance}"):
             return await self._reading.run(tail_cursor, self._layout, run.instance, rank, lines)
+
+    async def read(self, run: Run, rank: int, cursor: str | None) -> AsyncGenerator[LogChunk, None]:
+        async with aclosing(self.follow(run, rank, cursor)) as chunks:
+            async for chunk in chunks:
+                if not chunk.lines:
+                    return
+                yield chunk
 
     async def follow(self, run: Run, rank: int, cursor: str | None) -> AsyncGenerator[LogChunk, None]:
         with self._changes.readers.reading(run.instance) as changed:

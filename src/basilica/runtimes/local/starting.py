@@ -1,7 +1,7 @@
 """What supervisors are asked to start: the ranks of a run, with their environment, command line and limits."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from basilica.runtimes.local.hosts import Hosts
 from basilica.runtimes.local.layout import Key, Layout
 from basilica.runtimes.local.ports import ports_of
 from basilica.runtimes.local.reports import Reports
-from basilica.runtimes.local.task import RankTask, StartRequest
+from basilica.runtimes.local.task import CommandTask, RankTask, StartRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +56,16 @@ class Starting:
         """All that this attempt finds."""
         return self._common(run) | self._own(run, launch, uuids)
 
+    def command(self, run: Run, launch: Launch, uuids: tuple[str, ...], argv: Sequence[str]) -> CommandTask:
+        """A command beside this attempt, within its limits."""
+        return CommandTask(
+            argv=list(argv),
+            env=self.environment(run, launch, uuids),
+            cwd=self.workdir(run),
+            cgroups=list(self._groups_of(run, launch).tasks),
+            memory_limit=run.spec.resources.memory_bytes,
+        )
+
     def workdir(self, run: Run) -> str:
         if run.spec.archive is None:
             return run.spec.workdir or self.directory
@@ -63,6 +73,11 @@ class Starting:
 
     def groups(self, name: str, *, memory_bytes: int | None, cpu: float | None) -> RankCgroups:
         return for_rank(self.cgroups, f"basilica-{self.mark}-{name}", memory_bytes=memory_bytes, cpu=cpu)
+
+    def _groups_of(self, run: Run, launch: Launch) -> RankCgroups:
+        resources = run.spec.resources
+        name = f"{run.instance}-{launch.rank}-{launch.attempt}"
+        return self.groups(name, memory_bytes=resources.memory_bytes, cpu=resources.cpu)
 
     def _common(self, run: Run) -> dict[str, str]:
         ports = ports_of(self.layout.ports(run.instance))
@@ -85,9 +100,7 @@ class Starting:
         own = self._own(run, launch, uuids)
         with suppress(OSError):
             files.remove(own["BASILICA_RESULT_FILE"])  # of an earlier attempt
-        resources = run.spec.resources
-        name = f"{run.instance}-{launch.rank}-{launch.attempt}"
-        groups = self.groups(name, memory_bytes=resources.memory_bytes, cpu=resources.cpu)
+        groups = self._groups_of(run, launch)
         return RankTask(
             instance=run.instance,
             rank=launch.rank,

@@ -57,3 +57,13 @@ class StartReply(TypedDict):
 
     pids: list[int]
     error: str | None
+
+
+class CommandTask(TypedDict):
+    """A command beside a rank, in the groups of the rank's newest attempt. `memory_limit` as in a `StartRequest`."""
+
+    argv: list[str]
+    env: dict[str, str]
+    cwd: str
+    cgroups: list[CgroupTask]
+    memory_limit: int | None

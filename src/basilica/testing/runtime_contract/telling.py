@@ -33,6 +33,16 @@ class Telling(Opens):
         assert (await world.runtime.tail(run, 0, 2)).lines == ("line 4", "line 5")
         everything = (await world.runtime.tail(run, 0, None)).lines
         assert everything[-5:] == ("line 1", "line 2", "line 3", "line 4", "line 5")
+        for count in (0, 2, 5):
+            lines: list[str] = []
+            cursor = await world.runtime.tail_cursor(run, 0, count)
+            async with aclosing(world.runtime.read(run, 0, cursor)) as chunks:
+                async for chunk in chunks:
+                    lines += chunk.lines
+                    cursor = chunk.cursor
+            async with aclosing(world.runtime.read(run, 0, cursor)) as chunks:
+                assert [chunk async for chunk in chunks] == []
+            assert tuple(lines) == everything[len(everything) - count :]
 
     @story
     async def test_a_log_is_followed_and_gone_on_with(self, world: World) -> None:

@@ -1,0 +1,78 @@
+"""Logs of any size: the first byte comes at once, and what a server holds for a reader does not grow with them."""
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.server import SECONDS, Server, ended, phase_is, run_request, serving, wait_for
+
+pytestmark = pytest.mark.slow
+
+RANKS, MEGABYTES = 4, 24
+LINE = "step 12345: a line of a log as trainings write them, of a common length, with a loss 0.12345"
+
+
+def a_large_log(then: str = "exit 0") -> str:
+    return f"yes '{LINE}' | head -c {MEGABYTES}000000; echo; {then}"
+
+
+def memory(server: Server) -> float:
+    """The most memory that the server ever had, in megabytes."""
+    status = Path(f"/proc/{server.pid}/status").read_text().splitlines()
+    return int(next(line for line in status if line.startswith("VmHWM:")).split()[1]) / 1024
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with serving(tmp_path) as server:
+        yield server
+
+
+@pytest.mark.parametrize("query", ["", "tail=1000000", "follow=true"])
+def test_all_of_a_large_log_takes_no_memory(server: Server, query: str) -> None:
+    with server.client() as client:
+        client.post("/deployments", json=run_request("train", a_large_log(), target=RANKS)).raise_for_status()
+        wait_for(client, "train", ended)
+        before, received, last = memory(server), 0, b""
+        with client.stream("GET", f"/deployments/train/logs?{query}") as answer:
+            for piece in answer.iter_raw():
+                if not received:
+                    assert memory(server) - before < 20
+                received += len(piece)
+                last = piece
+        assert received > RANKS * MEGABYTES * 1_000_000
+        assert last.endswith(b"\n")
+        assert memory(server) - before < 40  # of the 96 MB of text, which took 380 MB
+
+
+def test_followers_that_do_not_read_cost_little_and_nobody_waits_for_them(server: Server) -> None:
+    url = httpx.URL(server.url)
+    with server.client() as client, ExitStack() as stack:
+        script = a_large_log("touch $BASILICA_CHECKPOINT_DIR/done-$RANK; exec sleep 1000")
+        client.post("/deployments", json=run_request("train", script, target=RANKS)).raise_for_status()
+        wait_for(client, "train", phase_is("ready"))
+        _until_written(server, RANKS)
+        before = memory(server)
+        asked = (
+            f"GET /deployments/train/logs?follow=true HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {server.key}\r\n\r\n"
+        )
+        for _ in range(20):
+            follower = stack.enter_context(socket.create_connection((url.host, url.port)))
+            follower.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            follower.sendall(asked.encode())
+        for _ in range(20):
+            client.get("/health").raise_for_status()
+        assert memory(server) - before < 20 * 4  # they took 28 MB each
+
+
+def _until_written(server: Server, ranks: int) -> None:
+    state = server.key_file.parent
+    deadline = time.monotonic() + SECONDS
+    while len(list(state.glob("runs/*/checkpoints/done-*"))) < ranks:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
