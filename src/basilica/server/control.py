@@ -5,8 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from basilica.controller.step import run_of
+from basilica.core.damage import DamagedRun
 from basilica.core.deployment import Deployment
-from basilica.core.errors import DeploymentNotFound, UDTerminalState, ValidationError, WorldClosed
+from basilica.core.errors import DeploymentDamaged, DeploymentNotFound, UDTerminalState, ValidationError, WorldClosed
 from basilica.core.events import Event, Reason
 from basilica.core.names import instance_name, namespace_of
 from basilica.core.spec import DeploymentSpec, Wanted
@@ -76,6 +77,9 @@ class ControlPlane:
     async def deployments(self, user: str) -> list[Deployment]:
         return await self.store.deployments(namespace_of(user))
 
+    async def listed(self, user: str) -> list[Deployment | DamagedRun]:
+        return await self.store.listed(namespace_of(user))
+
     async def scale(self, user: str, name: str, target: int) -> Deployment:
         found = await self.get(user, name)
 
@@ -120,8 +124,11 @@ class ControlPlane:
         return await self.store.change_spec(found.instance, change)
 
     async def delete(self, user: str, name: str) -> Deployment:
-        """End the run; its record is removed when nothing of it runs any more."""
-        found = await self.get(user, name)
+        """End the run; its record is removed when nothing of it runs any more, readable or not."""
+        try:
+            found = await self.get(user, name)
+        except DeploymentDamaged as error:
+            return await self.store.condemn(error.run.instance)
         return await self.store.change_spec(found.instance, lambda d: d.spec.ended_by(Wanted.DELETE))
 
     async def prune(self, user: str, older_than: float) -> list[str]:
@@ -139,7 +146,11 @@ class ControlPlane:
         """Remove archives that no run has used for a day."""
 
         async def in_use() -> set[tuple[str, str]]:
-            return {(d.user, d.spec.archive) for d in await self.store.deployments() if d.spec.archive is not None}
+            found = await self.store.listed()
+            for run in found:
+                if isinstance(run, DamagedRun):
+                    raise DeploymentDamaged(run)  # nobody knows which archive it needs: then all of them stay
+            return {(d.user, d.spec.archive) for d in found if isinstance(d, Deployment) and d.spec.archive is not None}
 
         return await self.runtime.forget_archives(in_use, self.clock.now() - ARCHIVE_SECONDS)
 
@@ -150,7 +161,7 @@ class ControlPlane:
                 if mine(await self.store.get(instance)):
                     await self.store.change_spec(instance, lambda d: d.spec.ended_by(Wanted.DELETE))
                     names.append(instance)
-            except DeploymentNotFound:
+            except (DeploymentNotFound, DeploymentDamaged):  # what cannot be read is for people to remove
                 continue
         return names
 

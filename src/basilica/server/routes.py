@@ -29,9 +29,9 @@ from basilica.wire.base import Outgoing, rfc3339, rfc3339_or_none
 from basilica.wire.render import (
     render_deployment,
     render_event,
+    render_listed,
     render_rank,
     render_series,
-    render_summary,
     shown_ranks,
 )
 
@@ -74,8 +74,8 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
     @router.get("/deployments", response_model=out.DeploymentList)
     async def list_deployments(request: Request) -> Response:
         """All runs of the user, newest first."""
-        found = await plane.deployments(_user(request))
-        return json_answer(out.DeploymentList(deployments=[render_summary(d) for d in found], total=len(found)))
+        found = await plane.listed(_user(request))
+        return json_answer(out.DeploymentList(deployments=[render_listed(d) for d in found], total=len(found)))
 
     @router.get("/deployments/{name}", response_model=out.DeploymentResponse)
     async def get_deployment(request: Request, name: str) -> Response:

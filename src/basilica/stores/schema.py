@@ -24,11 +24,16 @@ def connect(path: Path, *, busy_seconds: float = BUSY_SECONDS, query_only: bool 
     connection = sqlite3.connect(
         path, timeout=busy_seconds, isolation_level=None, check_same_thread=False, cached_statements=256
     )
+    connection.text_factory = _lenient  # one damaged text must not hide the rows around it
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
     connection.execute(f"PRAGMA query_only = {query_only:d}")
     return connection
+
+
+def _lenient(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
 
 
 def prepare(path: Path, *, busy_seconds: float = BUSY_SECONDS, migrations: Sequence[Migration] | None = None) -> None:

@@ -9,13 +9,14 @@ import asyncio
 import sqlite3
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from basilica.core.errors import DeploymentNotFound, StoreUnavailable
+from basilica.core.damage import DamagedRun
+from basilica.core.errors import DeploymentDamaged, DeploymentNotFound, StoreUnavailable
 from basilica.core.events import Event, RecordedEvent
-from basilica.core.spec import DeploymentSpec
+from basilica.core.spec import DeploymentSpec, Wanted
 from basilica.core.status import DeploymentStatus
 from basilica.ports import NO_LIMITS, Deployment, Limits, UsageRow
 from basilica.stores import schema, tables
@@ -97,21 +98,32 @@ class SqliteStore:
                 found = look(name)
             except DeploymentNotFound:
                 continue
+            except DeploymentDamaged as error:
+                if error.run.namespace == namespace:
+                    raise
+                continue
             if found.namespace == namespace:
                 return found
         raise DeploymentNotFound(name)
 
     async def deployments(self, namespace: str | None = None) -> list[Deployment]:
+        return [found for found in await self.listed(namespace) if isinstance(found, Deployment)]
+
+    async def listed(self, namespace: str | None = None) -> list[Deployment | DamagedRun]:
         with self._reading() as db:
             instances = tables.instances(db, namespace)
-        found = []
+        found: list[Deployment | DamagedRun] = []
         pause_at = time.monotonic() + SLICE_SECONDS
         for instance in instances:
             if time.monotonic() > pause_at:
                 await asyncio.sleep(0)
                 pause_at = time.monotonic() + SLICE_SECONDS
-            with suppress(DeploymentNotFound):  # deleted since the names were read
+            try:
                 found.append(self._look(instance))
+            except DeploymentNotFound:  # deleted since the names were read
+                continue
+            except DeploymentDamaged as error:
+                found.append(error.run)
         return found
 
     async def live(self) -> list[str]:
@@ -136,6 +148,10 @@ class SqliteStore:
         self, before: Deployment, status: DeploymentStatus, events: Sequence[Event] = (), *, now: float
     ) -> Deployment:
         return await self._write(lambda db: tables.save_status(db, before, status, tuple(events), now))
+
+    async def condemn(self, instance: str) -> Deployment:
+        now = self._now()
+        return await self._write(lambda db: tables.condemn(db, instance, Wanted.DELETE, now))
 
     async def delete(self, instance: str) -> None:
         if self._writer is None:

@@ -5,16 +5,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from basilica.core.errors import Conflict, DeploymentNotFound, NameInUse, StaleVersion
+from basilica.core.damage import DamagedRun
+from basilica.core.errors import Conflict, DeploymentDamaged, DeploymentNotFound, NameInUse, StaleVersion
 from basilica.core.events import Event, Reason, RecordedEvent
-from basilica.core.spec import DeploymentSpec
+from basilica.core.spec import DeploymentSpec, Wanted
 from basilica.core.status import DeploymentStatus
 from basilica.ports import NO_LIMITS, Deployment, Limits, UsageRow
-from basilica.stores.encoding import decode_spec, decode_status, encode_spec, encode_status, spec_digest
+from basilica.stores.encoding import Undecodable, decode_spec, decode_status, encode_spec, encode_status, spec_digest
 from basilica.stores.rules import (
     EVENTS_KEPT,
     IDEMPOTENCY_SECONDS,
     check_limits,
+    ending_stand_in,
     is_live,
     is_open,
     usage_of,
@@ -146,24 +148,107 @@ def delete(connection: sqlite3.Connection, instance: str) -> bool:
     return True
 
 
+def condemn(connection: sqlite3.Connection, instance: str, wanted: Wanted, now: float) -> Deployment:
+    """Have a run end whose record cannot be read: what is damaged of it is replaced by a stand-in."""
+    spec, status, problem = _parts(connection, instance)
+    after = ending_stand_in(damaged(connection, instance, problem, now), wanted, spec, status)
+    after = replace(after, version=_next_version(connection))
+    return _rewrite(connection, after)
+
+
+def _rewrite(connection: sqlite3.Connection, after: Deployment) -> Deployment:
+    updated = _row(
+        connection,
+        """UPDATE deployments SET name = ?, version = ?, live = ?, open = ?, target = ?, terminal_at = ?, status = ?
+           WHERE instance = ? RETURNING id""",
+        after.spec.name,
+        after.version,
+        is_live(after.status),
+        is_open(after.spec, after.status),
+        after.spec.world.target,
+        after.status.terminal_at,
+        encode_status(after.status),
+        after.instance,
+    )
+    assert updated is not None
+    connection.execute("INSERT OR REPLACE INTO specs VALUES (?, ?)", (updated[0], encode_spec(after.spec)))
+    return after
+
+
+def damaged(connection: sqlite3.Connection, instance: str, problem: str, now: float = 0.0) -> DamagedRun:
+    """What is known of a run beside its record."""
+    row = _find(
+        connection,
+        """SELECT d.instance, d.user, d.namespace, d.name, d.target, d.version, created_at
+           FROM deployments d LEFT JOIN usage USING (instance) WHERE instance = ?""",
+        instance,
+    )
+    if row is None:
+        raise DeploymentNotFound(instance)
+    instance, user, namespace, name, target, version, created_at = row
+    return DamagedRun(
+        instance=instance,
+        user=user,
+        namespace=namespace,
+        name=name,
+        target=target,
+        created_at=now if created_at is None else created_at,
+        version=version,
+        problem=problem,
+    )
+
+
 def load(connection: sqlite3.Connection, instance: str) -> Deployment:
+    """The run; `DeploymentDamaged` if its record cannot be read."""
     row = _find(
         connection,
         """SELECT instance, user, namespace, version, spec, status
-           FROM deployments JOIN specs ON deployment = id WHERE instance = ?""",
+           FROM deployments LEFT JOIN specs ON deployment = id WHERE instance = ?""",
         instance,
     )
     if row is None:
         raise DeploymentNotFound(instance)
     instance, user, namespace, version, spec, status = row
-    return Deployment(
-        instance=instance,
-        user=user,
-        namespace=namespace,
-        spec=decode_spec(instance, spec),
-        status=decode_status(instance, status),
-        version=version,
+    try:
+        return Deployment(
+            instance=instance,
+            user=user,
+            namespace=namespace,
+            spec=_decode_spec(spec),
+            status=decode_status(status),
+            version=version,
+        )
+    except Undecodable as error:
+        raise DeploymentDamaged(damaged(connection, instance, str(error))) from None
+
+
+def _decode_spec(text: str | None) -> DeploymentSpec:
+    if text is None:
+        raise Undecodable("it has no spec")
+    return decode_spec(text)
+
+
+def _parts(connection: sqlite3.Connection, instance: str) -> tuple[DeploymentSpec | None, DeploymentStatus | None, str]:
+    """What of a run's record can be read, and what is wrong with the rest."""
+    row = _find(
+        connection,
+        "SELECT spec, status FROM deployments LEFT JOIN specs ON deployment = id WHERE instance = ?",
+        instance,
     )
+    if row is None:
+        raise DeploymentNotFound(instance)
+    spec: DeploymentSpec | None = None
+    status: DeploymentStatus | None = None
+    problems = []
+    try:
+        spec = _decode_spec(row[0])
+    except Undecodable as error:
+        problems.append(str(error))
+    try:
+        status = decode_status(row[1])
+    except Undecodable as error:
+        problems.append(str(error))
+    return spec, status, "; ".join(problems)
 
 
 def newest_named(connection: sqlite3.Connection, namespace: str, name: str) -> str:
