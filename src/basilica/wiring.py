@@ -1,28 +1,39 @@
 """The composition root: the one module that names concrete adapters."""
 
+import asyncio
 import contextlib
+import logging
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
+from basilica.core.damage import Trouble
+from basilica.machine.state_dir import StateDirectory, unsafe
 from basilica.places import STATE_FILE
+from basilica.runtimes.local.inotify import TAKEN_AWAY, FileWatcher
 from basilica.runtimes.local.runtime import LocalRuntime
 from basilica.server.control import Settings
 from basilica.server.serve import CannotServe, Listen, Parts, SystemClock, serve, take_key
 from basilica.stores.keys import SqliteKeys
 from basilica.stores.sqlite import SqliteStore
+from basilica.machine.stray_runs import find_stray_runs, trouble_of, trouble_of_damage, trouble_of_loss
+
+log = logging.getLogger("basilica.server")
 
 
 def prepare_state_dir(path: Path) -> Path:
-    """Make the directory if need be, and be sure that it can be written."""
+    """Make the directory if need be, and be sure that it can be written, and by nobody else."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
             pass
+        problem = unsafe(path)
     except OSError as error:
         raise CannotServe(
             f"cannot use the state directory {path}: {error.strerror}; choose another --state-dir"
         ) from error
+    if problem is not None:
+        raise CannotServe(f"refusing to use the state directory {path}: {problem}")
     return path.resolve()
 
 
@@ -46,13 +57,65 @@ async def serve_embedded(
 ) -> None:
     """The control plane of one machine: SQLite and processes."""
     state_dir = prepare_state_dir(state_dir)
-    store = SqliteStore(state_dir / STATE_FILE)
+    state = StateDirectory(state_dir, (STATE_FILE, "runs"))
+    state.open()
+    store = SqliteStore(
+        state_dir / STATE_FILE,
+        admit=state.admit,
+        release=state.reserve.release,
+        log_bytes_ahead=state.reserve.size,
+    )
     await store.open()
     try:
+        await _take_stock(state, store)
         async with open_keys(state_dir) as keys:
             clock = SystemClock()
             await take_key(keys, clock, api_key)
-            runtime = LocalRuntime(state_dir)
-            await serve(Parts(store, keys, runtime, clock, settings), listen, state_dir, announce)
+            runtime = LocalRuntime(state_dir, reserve=state.reserve)
+
+            def troubles() -> list[Trouble]:
+                damaged = len(store.damaged)
+                return [*state.troubles(), *([trouble_of_damage(damaged)] if damaged else [])]
+
+            with _watching(state):
+                parts = Parts(store, keys, runtime, clock, settings, troubles=troubles)
+                await serve(parts, listen, state_dir, announce)
     finally:
         await store.close()
+
+
+async def _take_stock(state: StateDirectory, store: SqliteStore) -> None:
+    """Say loudly what was lost while nobody looked."""
+    known = await store.instances()
+    try:
+        (state.path / "runs").mkdir(mode=0o700, exist_ok=True)
+        state.watch_over()
+        if store.lost is not None:
+            state.lost(trouble_of_loss(*store.lost))
+        strays = await asyncio.to_thread(find_stray_runs, state.path, known)
+    except OSError as error:
+        raise CannotServe(f"cannot take up what is in {state.path}: {error}") from error
+    if strays:
+        state.found(trouble_of(strays))
+    for trouble in state.troubles():
+        log.error("%s: %s; %s", trouble.kind, trouble.message, trouble.remedy)
+
+
+@contextlib.contextmanager
+def _watching(state: StateDirectory) -> Iterator[None]:
+    """Log it at once when the directory goes away under the server."""
+    told: list[str] = []
+
+    def look() -> None:
+        gone = state.gone()
+        if gone is not None and not told:
+            told.append(gone)
+            log.error("%s: no new runs are taken, and what is recorded now may be lost", gone)
+
+    files = FileWatcher()
+    forget = files.watch(str(state.path), look, TAKEN_AWAY)
+    try:
+        yield
+    finally:
+        forget()
+        files.close()

@@ -1,11 +1,12 @@
 """What users can do to runs, apart from how they ask for it: the API's routes are a thin shell around this."""
 
+import asyncio
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from basilica.controller.step import run_of
-from basilica.core.damage import DamagedRun
+from basilica.core.damage import DamagedRun, Trouble
 from basilica.core.deployment import Deployment
 from basilica.core.errors import DeploymentDamaged, DeploymentNotFound, UDTerminalState, ValidationError, WorldClosed
 from basilica.core.events import Event, Reason
@@ -31,7 +32,8 @@ class Settings:
 class ControlPlane:
     """Every method takes the asking user; what belongs to somebody else does not exist.
 
-    `unattended` tells for how many seconds nobody has acted on what is asked here, if that is a cause for concern.
+    `unattended` tells for how many seconds nobody has acted on what is asked here, if that is a cause for concern;
+    `troubles`, what is damaged, lost or full.
     """
 
     def __init__(
@@ -41,9 +43,14 @@ class ControlPlane:
         clock: Clock,
         settings: Settings,
         unattended: Callable[[], float | None] = lambda: None,
+        troubles: Callable[[], list[Trouble]] = list,
     ) -> None:
         self.store, self.runtime, self.clock, self.settings = store, runtime, clock, settings
-        self.unattended = unattended
+        self.unattended, self._troubles = unattended, troubles
+
+    async def troubles(self) -> list[Trouble]:
+        """What is wrong with the server as a whole; asking may touch the disk."""
+        return await asyncio.to_thread(self._troubles)
 
     async def create(self, user: str, spec: DeploymentSpec, idempotency_key: str | None) -> Deployment:
         if spec.archive is not None and not await self.runtime.has_archive(user, spec.archive):

@@ -16,7 +16,7 @@ from basilica.core.deployment import Deployment
 from basilica.core.errors import AuthorizationError, Conflict, DeploymentNotFound, ValidationError
 from basilica.core.reports import POINTS_DEFAULT, POINTS_MAX, SeriesQuery
 from basilica.core.spec import check_command
-from basilica.core.why import why
+from basilica.core.why import why, with_troubles
 from basilica.server.control import ControlPlane
 from basilica.server.logs import NDJSON, LogQuery, answer_logs, parse_cursors
 from basilica.server.metrics import Metrics
@@ -167,7 +167,9 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
             instance_name=d.instance,
             friendly_name=d.spec.name,
             phase=d.status.phase.value,
-            why=why(d.spec, d.status, plane.clock.now(), plane.unattended()),
+            why=with_troubles(
+                why(d.spec, d.status, plane.clock.now(), plane.unattended()), d.status, await plane.troubles()
+            ),
             workdir=d.spec.workdir,
             path=d.spec.env.get("PATH"),
             virtual_env=d.spec.env.get("VIRTUAL_ENV"),
@@ -304,9 +306,17 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
 
     @router.get("/health", response_model=out.Health)
     async def health() -> Response:
-        now = rfc3339(plane.clock.now())
+        """Whether the server is well. It serves while it is `degraded`, too: the troubles say what is wrong."""
+        troubles = await plane.troubles()
         return json_answer(
-            out.Health(status="healthy", version=__version__, timestamp=now, healthy_validators=1, total_validators=1)
+            out.Health(
+                status="degraded" if troubles else "healthy",
+                version=__version__,
+                timestamp=rfc3339(plane.clock.now()),
+                healthy_validators=1,
+                total_validators=1,
+                troubles=[out.TroubleView(kind=t.kind, message=t.message, remedy=t.remedy) for t in troubles],
+            )
         )
 
     @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})

@@ -14,6 +14,7 @@ BUSY_SECONDS = 5.0
 LOG_BYTES = 16 << 20
 """To which the write-ahead log is cut after it has grown beyond it."""
 
+REPAIR = "stop the server if it runs and run 'basilica doctor --repair': nothing is deleted"
 OLDEST_SQLITE = (3, 37, 0)  # strict tables
 
 Migration = Callable[[sqlite3.Connection], None]
@@ -80,7 +81,9 @@ def explained(path: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         if _primary_code(error) == sqlite3.SQLITE_NOTADB:
-            raise StateFileRefused(str(path), "is not a Basilica state file") from error
+            raise StateFileRefused(
+                str(path), f"is not a Basilica state file, or its beginning is damaged; if it should be one, {REPAIR}"
+            ) from error
         raise StoreUnavailable(explain(error, path)) from error
     except OSError as error:
         raise StoreUnavailable(f"cannot use the state file {path}: {error.strerror or error}") from error
@@ -100,7 +103,7 @@ def explain(error: sqlite3.Error, path: Path) -> str:
         case sqlite3.SQLITE_IOERR:
             return f"reading or writing the state file {path} failed: {error}"
         case sqlite3.SQLITE_CORRUPT:
-            return f"the state file {path} is damaged: {error}"
+            return f"the state file {path} is damaged: {error}; {REPAIR}"
         case _:
             return f"the state file {path} could not be used: {error}"
 

@@ -270,6 +270,11 @@ def newest_version(connection: sqlite3.Connection) -> int:
     return int(version)
 
 
+def raise_version(connection: sqlite3.Connection, version: int) -> None:
+    """Have the next change come after that version."""
+    connection.execute("UPDATE counter SET version = max(version, ?)", (version,))
+
+
 def instances(connection: sqlite3.Connection, namespace: str | None) -> list[str]:
     """Newest first."""
     if namespace is None:

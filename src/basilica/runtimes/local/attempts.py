@@ -21,7 +21,8 @@ TAIL_BYTES_MAX = 1 << 18
 class Attempt:
     """The record on disk is the truth; this mirrors it, and is brought up to date when somebody says so.
 
-    `watch` is on the supervisor, or on the rank itself where the supervisor is gone (`orphaned`).
+    `watch` is on the supervisor, or on the rank itself where the supervisor is gone (`orphaned`). `damage` names what
+    of the record could not be read.
     """
 
     key: Key
@@ -33,6 +34,7 @@ class Attempt:
     stalled: Stalled | None = None
     watch: Watch | None = None
     orphaned: bool = False
+    damage: str = ""
 
     def seen(self, node: str) -> SeenRank:
         return SeenRank(
@@ -74,8 +76,17 @@ def shown(attempts: Iterable[Attempt]) -> list[Attempt]:
     return sorted(found, key=lambda attempt: attempt.key)
 
 
+def damages(attempts: Iterable[Attempt]) -> tuple[tuple[str, str], ...]:
+    """What the user should know of records that could not be read, as one warning."""
+    named = [f"rank {a.key.rank}, attempt {a.key.attempt} ({a.damage})" for a in attempts if a.damage]
+    if not named:
+        return ()
+    more = f" and {len(named) - 3} more" if len(named) > 3 else ""
+    unknown = "of what it does not tell, such as an exit code, nobody knows"
+    return (("RecordDamaged", f"the exit record is damaged of {'; '.join(named[:3])}{more}: {unknown}"),)
+
+
 def has_ended(layout: Layout, key: Key) -> bool:
-    """`ValueError` if the record cannot be understood."""
     record = read_record(layout.record(key))
     return record is not None and record.exit is not None
 

@@ -4,11 +4,12 @@ Lines of JSON, each appended by one write. The first is there from the moment th
 file is to claim the attempt. All fit into the file's first block: a full disk cannot keep the last from being written.
 """
 
+import errno
 import json
 import os
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from basilica.runtimes.local import supervisor
 
@@ -51,47 +52,72 @@ class Exit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """All that is known of one attempt."""
+    """All that is known of one attempt. `damage` names what of it could not be read."""
 
     claim: Claim
     running: Running | None = None
     exit: Exit | None = None
+    damage: str = ""
 
+
+_NO_RECORD = (errno.EISDIR, errno.ELOOP, errno.EIO, errno.ENXIO, errno.EINVAL)  # what is there is no file to read
+Line = TypeVar("Line", Claim, Running, Exit)
 
 # A power cut may leave the file without its lines: somebody had it, on another boot.
 _LOST_CLAIM = Claim(pid=0, start=0, boot="", claimed_at=0.0)
 
 
 def read_record(path: str) -> Record | None:
-    """What is known of the attempt, None if nobody has it. `ValueError`: another version of basilica wrote it."""
+    """What is known of the attempt, None if nobody has it. What is damaged of it is named, and hides nothing else."""
     try:
         return parse_record(supervisor.read_file(path))
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        if error.errno not in _NO_RECORD:
+            raise  # a passing shortage says nothing about the record
+        return Record(claim=_LOST_CLAIM, damage=f"it cannot be read ({error.strerror})")
 
 
 def parse_record(data: bytes) -> Record:
     """A line that a power cut left without its end does not count."""
-    claim = _LOST_CLAIM
-    running: Running | None = None
-    exit: Exit | None = None
-    for text in data.split(b"\n")[:-1]:
-        line = json.loads(text)
-        if line.pop("format", None) != supervisor.FORMAT:
-            raise ValueError("a record of another version of basilica")
-        match line.pop("what"):
-            case "claim":
-                claim = Claim(**{**line, "gpus": tuple(line["gpus"]), "cgroups": tuple(line["cgroups"])})
-            case "running":
-                running = Running(**line)
-            case "exit" if exit is None:  # the first word stands
-                exit = Exit(**line)
-    return Record(claim=claim, running=running, exit=exit)
+    record = Record(claim=_LOST_CLAIM)
+    for number, text in enumerate(data.split(b"\n")[:-1], 1):
+        try:
+            record = _with_line(record, json.loads(text))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            record = replace(record, damage=record.damage or f"its line {number} cannot be read")
+    return record
+
+
+def _with_line(record: Record, line: dict[str, Any]) -> Record:
+    if line.pop("format", None) != supervisor.FORMAT:
+        return replace(record, damage=record.damage or "another version of basilica wrote it")
+    match line.pop("what"):
+        case "claim":
+            claim = Claim(**{**line, "gpus": tuple(line["gpus"]), "cgroups": tuple(line["cgroups"])})
+            return replace(record, claim=_checked(claim, pid=int, start=int, boot=str))
+        case "running":
+            return replace(record, running=_checked(Running(**line), pid=int, start=int, started_at=(int, float)))
+        case "exit" if record.exit is None:  # the first word stands
+            return replace(record, exit=_checked(Exit(**line), finished_at=(int, float), reason=str))
+    return record
+
+
+def _checked(value: Line, **types: type | tuple[type, ...]) -> Line:
+    """Only what others compute with is looked at: `ValueError` if it is nothing to compute with."""
+    for name, kind in types.items():
+        if not isinstance(getattr(value, name), kind):
+            raise ValueError(name)
+    return value
 
 
 def append_exit(path: str, exit: Exit) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND)
+    fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
+        size = os.fstat(fd).st_size
+        if size and os.pread(fd, 1, size - 1) != b"\n":  # a line without its end would take this one with it
+            os.write(fd, b"\n")
         supervisor.append(fd, "exit", _fields(exit))
     finally:
         os.close(fd)

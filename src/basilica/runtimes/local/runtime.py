@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, suppress
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -18,10 +19,12 @@ from basilica.core.errors import Conflict, RuntimeUnavailable
 from basilica.core.mesh import Announcement
 from basilica.core.reports import Report, Series, SeriesQuery
 from basilica.core.seen import Sight, Sighting, Stalled
+from basilica.machine.reserve import Reserve
+from basilica.machine.state_dir import RESERVE_FILE
 from basilica.ports import Exited, InUse, LogChunk, Output, Run, StoredArchive
 from basilica.runtimes.local import cgroups
 from basilica.runtimes.local.archives import Archives
-from basilica.runtimes.local.attempts import Attempt, shown
+from basilica.runtimes.local.attempts import Attempt, damages, shown
 from basilica.runtimes.local.background import Background
 from basilica.runtimes.local.bench import CORES, Benches
 from basilica.runtimes.local.capabilities import Capability, capabilities_of, warnings_of
@@ -68,9 +71,14 @@ class LocalRuntime:
         gpus: GpuInventory | None = None,
         python: str = sys.executable,
         log_limit_bytes: int = LOG_LIMIT_BYTES,
+        reserve: Reserve | None = None,
     ) -> None:
-        """`hosts`: network namespaces that ranks are spread over, all of which reach `rendezvous_address`."""
+        """`hosts`: network namespaces that ranks are spread over, all of which reach `rendezvous_address`.
+
+        `reserve`: space that is held back, without which nothing could be stopped or removed on a full disk.
+        """
         self._layout = Layout(state_dir.absolute())
+        self._reserve = Reserve(self._layout.root / RESERVE_FILE) if reserve is None else reserve
         self._archives = Archives(self._layout.archives)
         self._node = node or socket.gethostname()
         self._hosts = Hosts(hosts or (Host(self._node),), python=python, limit_seconds=mesh_limit_seconds)
@@ -205,7 +213,7 @@ class LocalRuntime:
             bench=None if run.spec.bench is None else await self._benches.seen(run.instance),
             rendezvous=self._rendezvous.seen(run.instance),
             mesh=self._hosts.mesh(run.instance, run.spec.world.target),
-            warnings=warnings_of(run.spec.resources, self._cgroups, self._line.inventory),
+            warnings=(*warnings_of(run.spec.resources, self._cgroups, self._line.inventory), *damages(attempts)),
         )
 
     async def _attempts(self, run: Run) -> dict[Key, Attempt]:
@@ -250,7 +258,7 @@ class LocalRuntime:
         for stop in stops:
             key = Key(run.instance, stop.rank, stop.attempt)
             with or_unavailable(f"cannot stop {key}"):
-                self._stopping.stop(key, stop.grace_seconds)
+                self._reserve.spend(partial(self._stopping.stop, key, stop.grace_seconds))
 
     async def remove(self, run: Run) -> None:
         for attempt in (await self._attempts(run)).values():
@@ -259,7 +267,7 @@ class LocalRuntime:
         await self._benches.end_and_wait(run.instance)
         await self.end_rendezvous(run)
         with or_unavailable(f"cannot remove what is kept of {run.instance}"):
-            await asyncio.to_thread(remove_run, self._layout, run.instance)
+            await asyncio.to_thread(self._reserve.spend, partial(remove_run, self._layout, run.instance))
         self._table.remove(run.instance)
 
     # --------------------------------------------------------------------------------------------------- rendezvous

@@ -1,10 +1,12 @@
 """Following attempts from their claim to their end: by their records, by what is rung, and by watching processes."""
 
 import asyncio
+import logging
+import os
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from basilica.core.seen import Sight
 from basilica.runtimes.local import supervisor
@@ -14,13 +16,15 @@ from basilica.runtimes.local.changes import Changes
 from basilica.runtimes.local.layout import Key, Layout
 from basilica.runtimes.local.line import GpuLine
 from basilica.runtimes.local.orphans import bury_orphan
-from basilica.runtimes.local.processes import Watch
+from basilica.runtimes.local.processes import Watch, supervisor_of
 from basilica.runtimes.local.records import Exit, Record, Running, append_exit, read_record
 from basilica.runtimes.local.reports import Reports
 from basilica.runtimes.local.run_files import read_run
 from basilica.runtimes.local.table import Table
 from basilica.runtimes.local.unavailable import or_unavailable
 from basilica.runtimes.local.wakeups import Told
+
+log = logging.getLogger("basilica.runtime")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,7 +48,7 @@ class Tracking:
             known = self.table.add(instance)
             for key, record in found.items():
                 if record is not None and record.exit is not None:
-                    self._mark_ended(key, record.running, record.exit)
+                    self._mark_ended(key, record.running, record.exit, record.damage)
                 else:
                     self._take_in(key, record)
             self.reports.adopt(instance, [key for key in found if key in known and known[key].sight is Sight.RUNNING])
@@ -103,12 +107,25 @@ class Tracking:
         if record is None:
             self._unclaimed(key, known)
         elif record.exit is not None:
-            self.end(key, record.running, record.exit)
+            self.end(key, record.running, record.exit, record.damage)
+        elif record.damage and not record.claim.boot:
+            self._take_in_damaged(key, record)
         elif record.claim.boot != self._boot:
             lost = Exit(exit_code=None, reason="Unknown", finished_at=time.time(), by_platform=True)
             self._write_end(key, record, lost)
         else:
             self._claimed(key, record)
+
+    def _take_in_damaged(self, key: Key, record: Record) -> None:
+        """Who has the attempt cannot be read. The lock on its rank tells whether somebody does; if nobody, it ended."""
+        log.warning("the record of %s is damaged: %s", key, record.damage)
+        self.table.entry(key, Sight.STARTING)
+        holder = supervisor_of(os.path.dirname(self.layout.record(key)))
+        if holder is None:
+            self.background.spawn(self._bury(key, record))
+            return
+        claim = replace(record.claim, pid=holder, start=supervisor.start_time(holder), boot=self._boot)
+        self._claimed(key, replace(record, claim=claim))
 
     def _unclaimed(self, key: Key, known: Attempt | None) -> None:
         if known is None or known.watch is not None or known.sight is Sight.QUEUED:
@@ -139,7 +156,7 @@ class Tracking:
     def _without_supervisor(self, attempt: Attempt) -> None:
         """The supervisor was killed, or has just ended: then the record says so by now."""
         record = read_record(self.layout.record(attempt.key))
-        if record is None or record.exit is not None:
+        if record is None or record.exit is not None or (record.damage and not record.claim.boot):
             self._take_in(attempt.key, record)
             return
         attempt.orphaned = True
@@ -160,21 +177,22 @@ class Tracking:
     def _write_end(self, key: Key, record: Record, exit: Exit) -> None:
         with suppress(OSError):  # if it cannot be written down, the next control plane comes to the same conclusion
             append_exit(self.layout.record(key), exit)
-        self.end(key, record.running, exit)
+        self.end(key, record.running, exit, record.damage)
 
-    def end(self, key: Key, running: Running | None, exit: Exit) -> None:
+    def end(self, key: Key, running: Running | None, exit: Exit, damage: str = "") -> None:
         """Its record says how it ended."""
         if key.instance in self.table:  # else it was removed meanwhile
-            self._mark_ended(key, running, exit)
+            self._mark_ended(key, running, exit, damage)
             self.line.free(key)
             self.changes.tell(key.instance)
 
-    def _mark_ended(self, key: Key, running: Running | None, exit: Exit) -> None:
+    def _mark_ended(self, key: Key, running: Running | None, exit: Exit, damage: str = "") -> None:
         self.reports.forget(key)
         attempt = self.table.entry(key, Sight.ENDED)
         attempt.unwatch()
         attempt.sight, attempt.note, attempt.stalled = Sight.ENDED, "", None
         attempt.started_at = None if running is None else running.started_at
+        attempt.damage = damage
         attempt.ended = ended_of(exit, self.layout, key)
 
     def forget(self, key: Key) -> None:
