@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 from basilica.core.damage import Trouble
-from basilica.machine.state_dir import StateDirectory, unsafe
+from basilica.machine.state_dir import StateDirectory, tighten, unsafe
 from basilica.places import STATE_FILE
 from basilica.runtimes.local.inotify import TAKEN_AWAY, FileWatcher
+from basilica.runtimes.local.run_as import User, closed_to, find_user
 from basilica.runtimes.local.runtime import LocalRuntime
 from basilica.server.control import Settings
 from basilica.server.serve import CannotServe, Listen, Parts, SystemClock, serve, take_key
@@ -54,9 +55,13 @@ async def serve_embedded(
     settings: Settings,
     api_key: str | None,
     announce: Callable[[str], None],
+    *,
+    run_as: str | None = None,
 ) -> None:
-    """The control plane of one machine: SQLite and processes."""
+    """The control plane of one machine: SQLite and processes, those of ranks as the user `run_as` if one is given."""
     state_dir = prepare_state_dir(state_dir)
+    user = None if run_as is None else _user_of_ranks(run_as, state_dir)
+    tighten(state_dir)
     state = StateDirectory(state_dir, (STATE_FILE, "runs"))
     state.open()
     store = SqliteStore(
@@ -71,7 +76,7 @@ async def serve_embedded(
         async with open_keys(state_dir) as keys:
             clock = SystemClock()
             await take_key(keys, clock, api_key)
-            runtime = LocalRuntime(state_dir, reserve=state.reserve)
+            runtime = LocalRuntime(state_dir, reserve=state.reserve, run_as=user)
 
             def troubles() -> list[Trouble]:
                 damaged = len(store.damaged)
@@ -82,6 +87,21 @@ async def serve_embedded(
                 await serve(parts, listen, state_dir, announce)
     finally:
         await store.close()
+
+
+def _user_of_ranks(name: str, state_dir: Path) -> User:
+    """The user, or why ranks could not run as that one."""
+    try:
+        user = find_user(name)
+        closed = closed_to(user, state_dir)
+    except (ValueError, OSError) as error:
+        raise CannotServe(f"cannot run ranks as {name!r}: {error}") from error
+    if closed is not None:
+        raise CannotServe(
+            f"cannot run ranks as {name!r}: that user may not enter {closed}, which leads to the state directory; "
+            "choose another --state-dir, such as /var/lib/basilica"
+        )
+    return user
 
 
 async def _take_stock(state: StateDirectory, store: SqliteStore) -> None:

@@ -34,6 +34,14 @@ def unsafe(path: Path) -> str | None:
     return None
 
 
+def tighten(path: Path) -> None:
+    """Have the directory and the files in it be the owner's alone, also those that an earlier version made."""
+    path.chmod(0o700)
+    for entry in os.scandir(path):
+        if entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_mode & 0o077:
+            os.chmod(entry.path, 0o600)
+
+
 class StateDirectory:
     """One directory in use by this server. `needed` are the entries that must stay what they were at the start."""
 

@@ -60,6 +60,7 @@ def main(argv: list[str] | None = None) -> int:
         "--detach", action="store_true", help="run in the background, and keep ports open when the service is killed"
     )
     args = parser.parse_args(argv)
+    os.umask(0o077)  # what it keeps is for its owner alone
     logging.basicConfig(level=logging.WARNING, format="rendezvous: %(message)s")
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a socket for each wait, a port and a file for each run

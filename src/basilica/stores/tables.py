@@ -43,29 +43,12 @@ def create(
     _check_name_free(connection, deployment)
     _check_limits(connection, deployment.user, limits, new_deployments=1, new_ranks=deployment.spec.world.target)
     deployment = replace(deployment, version=_next_version(connection))
-    spec, status = deployment.spec, deployment.status
+    spec = deployment.spec
     try:
         _open_account(connection, deployment)
-        row = connection.execute(
-            """INSERT INTO deployments
-               (instance, user, namespace, name, version, live, open, target, terminal_at, status)
-               VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
-            (
-                deployment.instance,
-                deployment.user,
-                deployment.namespace,
-                spec.name,
-                deployment.version,
-                is_live(status),
-                is_open(spec, status),
-                spec.world.target,
-                status.terminal_at,
-                encode_status(status),
-            ),
-        ).lastrowid
+        row = _insert(connection, deployment)
     except sqlite3.IntegrityError:
         raise Conflict(f"the instance name {deployment.instance!r} has been given already") from None
-    assert row is not None
     connection.execute("INSERT INTO specs VALUES (?, ?)", (row, encode_spec(spec)))
     if idempotency_key is not None:
         connection.execute(
@@ -173,6 +156,48 @@ def _rewrite(connection: sqlite3.Connection, after: Deployment) -> Deployment:
     assert updated is not None
     connection.execute("INSERT OR REPLACE INTO specs VALUES (?, ?)", (updated[0], encode_spec(after.spec)))
     return after
+
+
+def restore(connection: sqlite3.Connection, deployment: Deployment, events: Sequence[Event], now: float) -> None:
+    """Keep a run again of which there is no record any more, and its account if there is none."""
+    spec, version = deployment.spec, _next_version(connection)
+    row = _insert(connection, replace(deployment, version=version))
+    connection.execute("INSERT INTO specs VALUES (?, ?)", (row, encode_spec(spec)))
+    if _row(connection, "SELECT 1 FROM usage WHERE instance = ?", deployment.instance) is None:
+        _open_account(connection, deployment)
+    _record(connection, row, events, now, version)
+
+
+def raw(connection: sqlite3.Connection, instance: str) -> dict[str, object]:
+    """The stored record as it is, damaged or not."""
+    cursor = connection.execute(
+        "SELECT * FROM deployments LEFT JOIN specs ON deployment = id WHERE instance = ?", (instance,)
+    )
+    names = [column[0] for column in cursor.description]
+    return dict(zip(names, cursor.fetchone() or (), strict=False))
+
+
+def _insert(connection: sqlite3.Connection, deployment: Deployment) -> int:
+    spec, status = deployment.spec, deployment.status
+    row = connection.execute(
+        """INSERT INTO deployments
+           (instance, user, namespace, name, version, live, open, target, terminal_at, status)
+           VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+        (
+            deployment.instance,
+            deployment.user,
+            deployment.namespace,
+            spec.name,
+            deployment.version,
+            is_live(status),
+            is_open(spec, status),
+            spec.world.target,
+            status.terminal_at,
+            encode_status(status),
+        ),
+    ).lastrowid
+    assert row is not None
+    return row
 
 
 def damaged(connection: sqlite3.Connection, instance: str, problem: str, now: float = 0.0) -> DamagedRun:

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 from basilica.core.errors import RuntimeUnavailable
+from basilica.machine.private_files import append_private
 from basilica.runtimes.local import supervisor
 from basilica.runtimes.local.task import StartReply, StartRequest
 
@@ -75,7 +76,7 @@ class ForkServer:
     def _spawn(self) -> socket.socket:
         ours, theirs = socket.socketpair()
         try:
-            with theirs, self._complaints.open("ab") as complaints:
+            with theirs, os.fdopen(append_private(self._complaints), "ab") as complaints:
                 self._process = subprocess.Popen(
                     [self._python, "-I", "-S", "-X", "utf8", supervisor.__file__, str(self._descriptors)],
                     stdin=theirs.fileno(),

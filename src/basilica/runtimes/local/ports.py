@@ -1,18 +1,22 @@
 """The ports of a run: picked once, by binding, and the same for its whole life."""
 
 import json
-import os
 import socket
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from basilica.machine.private_files import write_private
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """`rendezvous` is 0 until the run has one."""
+    """`rendezvous` is 0 until the run has one. `user` and `name` are the run's: should its record be lost, this tells
+    whose it was."""
 
     master: int
     rendezvous: int = 0
+    user: str = ""
+    name: str = ""
 
 
 def ports_of(path: Path) -> Ports:
@@ -26,14 +30,13 @@ def ports_of(path: Path) -> Ports:
         return _write(path, Ports(master=held.getsockname()[1]))
 
 
-def remember_rendezvous(path: Path, port: int) -> None:
+def remember_rendezvous(path: Path, port: int, *, user: str, name: str) -> None:
     ports = ports_of(path)
-    if ports.rendezvous != port:
-        _write(path, replace(ports, rendezvous=port))
+    known = replace(ports, rendezvous=port, user=user, name=name)
+    if known != ports:
+        _write(path, known)
 
 
 def _write(path: Path, ports: Ports) -> Ports:
-    draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps(asdict(ports)))
-    os.replace(draft, path)
+    write_private(path, json.dumps(asdict(ports)).encode())
     return ports

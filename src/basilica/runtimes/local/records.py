@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from basilica.machine.private_files import write_private
 from basilica.runtimes.local import supervisor
 
 
@@ -139,10 +140,7 @@ def write_stop(path: str, grace_seconds: float) -> None:
     with suppress(FileNotFoundError, ValueError):  # the first wish, or one that a power cut left empty
         grace_seconds = min(grace_seconds, float(json.loads(supervisor.read_file(path))["grace"]))
     os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
-    draft = f"{path}.draft"
-    with open(draft, "w", encoding="utf-8") as file:
-        json.dump({"grace": grace_seconds}, file)
-    os.replace(draft, path)
+    write_private(path, json.dumps({"grace": grace_seconds}).encode())
 
 
 def _fields(record: Claim | Exit) -> dict[str, Any]:

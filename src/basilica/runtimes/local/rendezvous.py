@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from basilica.core.errors import RuntimeUnavailable
 from basilica.core.mesh import Announcement, SeenRendezvous
+from basilica.machine.private_files import append_private
 from basilica.rendezvous.announcing import announce
 from basilica.rendezvous.client import KeysClient
 from basilica.rendezvous.control import RendezvousControl
@@ -198,7 +199,7 @@ class LocalRendezvous:
         """Start the service, detached, and wait until it serves."""
         self._data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         command = [self._python, "-P", "-m", "basilica.rendezvous", "--host", self._host]
-        with self._complaints.open("ab") as complaints:
+        with os.fdopen(append_private(self._complaints), "ab") as complaints:
             started = subprocess.Popen(
                 [*command, "--data-dir", self._data_dir, "--linger", str(LINGER_S), "--runs", self._runs, "--detach"],
                 stdin=subprocess.DEVNULL,

@@ -43,6 +43,7 @@ from basilica.runtimes.local.processes import more_descriptors
 from basilica.runtimes.local.rendezvous import LocalRendezvous
 from basilica.runtimes.local.reports import Reports
 from basilica.runtimes.local.run_files import finish_removing, read_results, remove_run, unended
+from basilica.runtimes.local.run_as import Access, User
 from basilica.runtimes.local.starting import Starting
 from basilica.runtimes.local.stopping import Stopping
 from basilica.runtimes.local.table import Table
@@ -72,10 +73,12 @@ class LocalRuntime:
         python: str = sys.executable,
         log_limit_bytes: int = LOG_LIMIT_BYTES,
         reserve: Reserve | None = None,
+        run_as: User | None = None,
     ) -> None:
         """`hosts`: network namespaces that ranks are spread over, all of which reach `rendezvous_address`.
 
-        `reserve`: space that is held back, without which nothing could be stopped or removed on a full disk.
+        `reserve`: space that is held back, without which nothing could be stopped or removed on a full disk. `run_as`:
+        the user that ranks run as, in `/` unless they say otherwise; None is the server's own.
         """
         self._layout = Layout(state_dir.absolute())
         self._reserve = Reserve(self._layout.root / RESERVE_FILE) if reserve is None else reserve
@@ -94,7 +97,8 @@ class LocalRuntime:
         self._line = GpuLine(gpus or GpuInventory())
         self._python = python
         self._log_limit = log_limit_bytes
-        self._directory = os.getcwd()
+        self._access = Access(run_as)
+        self._directory = os.getcwd() if run_as is None else "/"
         self._cgroups = cgroups.Cgroups()
         self._table = Table()
         self._changes = Changes()
@@ -106,7 +110,8 @@ class LocalRuntime:
         with or_unavailable("cannot use the state directory"):
             for directory in (self._layout.root, self._layout.runs):
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._wakeups = Wakeups(self._layout.wake, self._told, self._told_too_much)
+                self._access.passage(directory)
+            self._wakeups = Wakeups(self._layout.wake, self._told, self._told_too_much, self._access.bell)
         self._changes.open(wake)
         self._fork_server = ForkServer(
             python=self._python, complaints=self._layout.complaints, descriptors=more_descriptors()
@@ -174,6 +179,7 @@ class LocalRuntime:
             rendezvous_address=self._rendezvous_address,
             log_limit=self._log_limit,
             directory=self._directory,
+            access=self._access,
         )
         self._launching = Launching(
             starting=self._starting,
@@ -250,6 +256,7 @@ class LocalRuntime:
             with or_unavailable(f"cannot unpack what {run.instance} runs in"):
                 target = self._layout.workdir(run.instance)
                 await asyncio.to_thread(self._archives.unpack, run.user, run.spec.archive, target)
+                await asyncio.to_thread(self._access.give_tree, target)
         await self._open_rendezvous(run)
         await self._launching.launch(run, launches)
 
@@ -286,7 +293,7 @@ class LocalRuntime:
                 wished = ports_of(path).rendezvous
             port = await self._rendezvous.open(instance, wished or None)
             with or_unavailable(f"cannot keep the ports of {instance}"):
-                remember_rendezvous(path, port)
+                remember_rendezvous(path, port, user=run.user, name=run.spec.name)
         seen = self._rendezvous.seen(instance)
         if seen is not None and self._changes.is_open:
             self._hosts.watch(instance, run.spec.world.target, seen.endpoint, self._changes.wake)
@@ -338,7 +345,8 @@ class LocalRuntime:
         launch = Launch(rank, newest.key.attempt, run.spec.world.target)
         with or_unavailable(f"cannot tell the environment of {run.instance}"):
             env = self._starting.environment(run, launch, newest.gpus)
-        async with aclosing(execute(argv, env, self._starting.workdir(run), self._background.spawn)) as output:
+        command = self._access.command(argv)
+        async with aclosing(execute(command, env, self._starting.workdir(run), self._background.spawn)) as output:
             async for chunk in output:
                 yield chunk
 

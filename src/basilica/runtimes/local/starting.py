@@ -14,6 +14,7 @@ from basilica.runtimes.local.hosts import Hosts
 from basilica.runtimes.local.layout import Key, Layout
 from basilica.runtimes.local.ports import ports_of
 from basilica.runtimes.local.reports import Reports
+from basilica.runtimes.local.run_as import Access
 from basilica.runtimes.local.task import RankTask, StartRequest
 
 
@@ -30,11 +31,15 @@ class Starting:
     rendezvous_address: str
     log_limit: int
     directory: str
+    access: Access = Access()
 
     def request(self, run: Run, granted: Mapping[Launch, tuple[str, ...]]) -> StartRequest:
         """Start these, each with the GPUs that it was given."""
-        self.layout.checkpoints(run.instance).mkdir(mode=0o700, exist_ok=True)
-        self.layout.results(run.instance).mkdir(mode=0o700, exist_ok=True)
+        self.access.passage(self.layout.run(run.instance))
+        self.access.give(self.layout.checkpoints(run.instance))
+        self.access.give(self.layout.results(run.instance))
+        if self.access.user is not None:  # else they make it themselves, when they first report
+            self.access.give(self.layout.reports(run.instance))
         environment = self._common(run)
         return StartRequest(
             argv=command_line(run.spec),
@@ -45,6 +50,7 @@ class Starting:
             log_limit=self.log_limit,
             wake=str(self.layout.wake),
             ranks=[self._task(run, launch, uuids, environment) for launch, uuids in granted.items()],
+            user=self.access.ids,
         )
 
     def environment(self, run: Run, launch: Launch, uuids: tuple[str, ...]) -> dict[str, str]:
@@ -65,7 +71,7 @@ class Starting:
             run,
             master=(self.hosts.of_rank(0).address, ports.master),
             rendezvous=f"{self.rendezvous_address}:{ports.rendezvous}",
-            server=os.environ,
+            server=self.access.environment(os.environ),
             checkpoints=str(self.layout.checkpoints(run.instance)),
         )
 

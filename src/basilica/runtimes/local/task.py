@@ -1,6 +1,6 @@
 """What the control plane tells the fork server about the ranks to start: the shape of one request and its answer."""
 
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 
 class CgroupTask(TypedDict):
@@ -37,7 +37,8 @@ class RankTask(TypedDict):
 class StartRequest(TypedDict):
     """Ranks of one run. `memory_limit` is for machines that limit no memory by control groups.
 
-    `grace` is for a stop that could not say its own, the disk being full.
+    `grace` is for a stop that could not say its own, the disk being full. `user`: the uid and gid that ranks run as, if
+    not the server's.
     """
 
     argv: list[str]
@@ -48,6 +49,7 @@ class StartRequest(TypedDict):
     log_limit: int
     wake: str
     ranks: list[RankTask]
+    user: NotRequired[tuple[int, int] | None]
 
 
 class StartReply(TypedDict):

@@ -25,9 +25,17 @@ class Told:
 
 
 class Wakeups:
-    def __init__(self, path: Path, told: Callable[[Told], None], lost: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        told: Callable[[Told], None],
+        lost: Callable[[], None],
+        made: Callable[[Path], None] = lambda _: None,
+    ) -> None:
+        """`made` is called with the path before anybody is waited for."""
         path.unlink(missing_ok=True)
         os.mkfifo(path, 0o600)
+        made(path)
         self._told = told
         self._lost = lost
         # Opened for both: with a writer always there, the end of the last supervisor is no end of file.
