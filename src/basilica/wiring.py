@@ -9,6 +9,7 @@ from pathlib import Path
 
 from basilica.core.damage import Trouble
 from basilica.machine.state_dir import StateDirectory, tighten, unsafe
+from basilica.machine.stray_runs import find_stray_runs, trouble_of, trouble_of_damage, trouble_of_loss
 from basilica.places import STATE_FILE
 from basilica.runtimes.local.inotify import TAKEN_AWAY, FileWatcher
 from basilica.runtimes.local.run_as import User, closed_to, find_user
@@ -17,7 +18,6 @@ from basilica.server.control import Settings
 from basilica.server.serve import CannotServe, Listen, Parts, SystemClock, serve, take_key
 from basilica.stores.keys import SqliteKeys
 from basilica.stores.sqlite import SqliteStore
-from basilica.machine.stray_runs import find_stray_runs, trouble_of, trouble_of_damage, trouble_of_loss
 
 log = logging.getLogger("basilica.server")
 

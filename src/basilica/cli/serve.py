@@ -111,7 +111,8 @@ def serve(
         return
     from basilica.wiring_kubernetes import ClusterOptions, serve_kubernetes
 
-    _only_local(run_as=run_as, retention=retention, idle_exit=None if idle_exit == "0" else idle_exit, state_dir=state_dir)
+    leave = None if idle_exit == "0" else idle_exit
+    _only_local(run_as=run_as, retention=retention, idle_exit=leave, state_dir=state_dir)
     options = ClusterOptions(kubeconfig=kubeconfig, context=context, namespace=namespace, image=image)
     run(serve_kubernetes(listen, options, settings, key, announce))
 

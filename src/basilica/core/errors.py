@@ -18,7 +18,7 @@ BasilicaError
 ├── NetworkError(problem)                            raised by clients only: no answer within the time
 ├── ServerError(status, message)                     raised by clients only: an answer that is none of these
 ├── StoreUnavailable(problem)                        503   the state cannot be written or read now; nothing was changed
-│   ├── DeploymentDamaged(run)                       409   this run's record cannot be read; the others are not concerned
+│   ├── DeploymentDamaged(run)                       409   this run's record cannot be read; others are not concerned
 │   └── DiskFull(problem)                            507   no space for something new; what ends things still works
 └── RuntimeUnavailable(problem)                      503   the runtime could not be asked; nothing is known
 """

@@ -35,8 +35,12 @@ def unsafe(path: Path) -> str | None:
 
 
 def tighten(path: Path) -> None:
-    """Have the directory and the files in it be the owner's alone, also those that an earlier version made."""
-    path.chmod(0o700)
+    """Have the directory and the files in it be the owner's alone, also those that an earlier version made.
+
+    A directory that the ranks' group may only pass through stays so: their ranks may be there.
+    """
+    if path.stat().st_mode & 0o067:
+        path.chmod(0o700)
     for entry in os.scandir(path):
         if entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_mode & 0o077:
             os.chmod(entry.path, 0o600)

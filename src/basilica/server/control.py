@@ -36,7 +36,7 @@ class ControlPlane:
     `troubles`, what is damaged, lost or full.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 (the parts that it is made of)
         self,
         store: Store,
         runtime: Runtime,

@@ -39,7 +39,8 @@ class SqliteStore:
 
     `admit` is asked in the writer's thread before a new run is kept, and raises to refuse it; `release` gives up a
     piece of held back space when the disk is full. `log_bytes_ahead`: how much space the write-ahead log keeps for
-    itself, so that what ends things can be written on a disk that somebody else fills. `damaged` are the runs whose record turned out to be unreadable.
+    itself, so that what ends things can be written on a disk that somebody else fills. `damaged` are the runs whose
+    record turned out to be unreadable; `lost`, the version that the file should have had and the one it had.
     """
 
     def __init__(

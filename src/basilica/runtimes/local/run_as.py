@@ -1,7 +1,7 @@
 """Ranks under a user of their own: what of the state directory that user reaches, and nothing else of it.
 
-The state directory and what leads to a run's directory may be passed through by that user's group, not listed. Below the
-run, what ranks write themselves (checkpoints, results, reports, their unpacked directory) is the user's. Records, logs,
+The state directory and what leads to a run's directory may be passed through by that user's group, not listed. Below
+the run, what ranks write themselves (checkpoints, results, reports, their unpacked directory) is the user's. Records,
 stop files, the database, keys and other users' archives stay the server's.
 """
 
@@ -36,7 +36,7 @@ def find_user(name: str) -> User:
     try:
         found = pwd.getpwuid(int(name)) if name.isdecimal() else pwd.getpwnam(name)
     except KeyError:
-        raise ValueError(f"there is no user {name!r} on this machine; make one with 'useradd --system {name}'") from None
+        raise ValueError(f"there is no user {name!r} here; make one with 'useradd --system {name}'") from None
     if found.pw_uid == 0:
         raise ValueError("ranks that run as root can read everything: give a user without privileges")
     return User(name=found.pw_name, uid=found.pw_uid, gid=found.pw_gid, home=found.pw_dir, shell=found.pw_shell)

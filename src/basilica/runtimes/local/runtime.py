@@ -42,8 +42,8 @@ from basilica.runtimes.local.ports import ports_of, remember_rendezvous
 from basilica.runtimes.local.processes import more_descriptors
 from basilica.runtimes.local.rendezvous import LocalRendezvous
 from basilica.runtimes.local.reports import Reports
-from basilica.runtimes.local.run_files import finish_removing, read_results, remove_run, unended
 from basilica.runtimes.local.run_as import Access, User
+from basilica.runtimes.local.run_files import finish_removing, read_results, remove_run, unended
 from basilica.runtimes.local.starting import Starting
 from basilica.runtimes.local.stopping import Stopping
 from basilica.runtimes.local.table import Table

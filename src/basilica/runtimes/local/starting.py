@@ -31,7 +31,7 @@ class Starting:
     rendezvous_address: str
     log_limit: int
     directory: str
-    access: Access = Access()
+    access: Access
 
     def request(self, run: Run, granted: Mapping[Launch, tuple[str, ...]]) -> StartRequest:
         """Start these, each with the GPUs that it was given."""

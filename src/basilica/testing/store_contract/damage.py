@@ -14,7 +14,7 @@ Part = Literal["spec", "status"]
 
 
 class Damage(Opens[Store]):
-    """`damage` is yours to say; a store that nothing can damage from outside leaves it, and these stories are skipped."""
+    """Say how yours is damaged; for a store that nothing outside can damage, these stories are skipped."""
 
     async def damage(self, store: Store, instance: str, part: Part) -> None:
         """Spoil that part of the stored record of a run that the controller has turned, behind the store's back, so
@@ -50,7 +50,7 @@ class Damage(Opens[Store]):
     async def test_a_damaged_run_is_named_to_its_owner_and_not_there_for_others(self, store: Store) -> None:
         await self.three_with_one_damaged(store, "status")
         for asked in (store.get("second-1"), store.find("u-ann", "second-1")):
-            with pytest.raises(DeploymentDamaged, match="second-1.*cannot be read.*delete the run.*repair"):
+            with pytest.raises(DeploymentDamaged, match=r"second-1.*cannot be read.*delete the run.*repair"):
                 await asked
         with pytest.raises(DeploymentNotFound):
             await store.find("u-bob", "second-1")
