@@ -19,10 +19,10 @@ from basilica.core.deployment import Deployment
 from basilica.core.errors import BasilicaError, DeploymentDamaged, StoreUnavailable
 from basilica.core.events import Event
 from basilica.core.names import check_name, check_user, namespace_of
-from basilica.core.phase import Phase
+from basilica.core.phase import Phase, RankPhase
 from basilica.core.spec import DeploymentSpec, Exec, Wanted
 from basilica.core.status import DeploymentStatus
-from basilica.core.world import RankExit, WorldSize
+from basilica.core.world import RankExit, RankStatus, WorldSize
 from basilica.machine.high_water import HighWaterMark
 from basilica.machine.private_files import write_private
 from basilica.machine.state_dir import LOSSES_FILE, QUARANTINE, read_losses, unsafe
@@ -257,6 +257,7 @@ def rebuilt(layout: Layout, instance: str, now: float) -> Deployment:
     records = {key: record for key, record in read_run(layout, instance).items() if record is not None}
     ranks = max((key.rank for key in records), default=0) + 1
     last = {key.rank: (key, record) for key, record in sorted(records.items(), key=lambda item: item[0])}
+    ends = sorted(last.items())
     created = min((r.claim.claimed_at for r in records.values() if r.claim.claimed_at), default=now)
     exits = tuple(
         RankExit(
@@ -271,7 +272,7 @@ def rebuilt(layout: Layout, instance: str, now: float) -> Deployment:
             signal=record.exit.signal,
             stopped=record.exit.stopped,
         )
-        for rank, (key, record) in sorted(last.items())
+        for rank, (key, record) in ends
         if record.exit is not None
     )
     user = ports.user or DEFAULT_USER
@@ -289,6 +290,7 @@ def rebuilt(layout: Layout, instance: str, now: float) -> Deployment:
         world_target=ranks,
         terminal_at=now,
         settled=True,
+        ranks=tuple(RankStatus(rank=rank, attempt=key.attempt, phase=RankPhase.DROPPED) for rank, (key, _) in ends),
         exits=exits,
     )
     return Deployment(instance=instance, user=user, namespace=namespace_of(user), spec=spec, status=status, version=0)

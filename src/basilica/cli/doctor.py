@@ -37,8 +37,8 @@ def doctor(
         bool,
         typer.Option(
             "--repair",
-            help="Put right what is damaged or lost in the state directory: end ranks of forgotten runs, rebuild records "
-            "from run directories, put damaged files aside. Nothing is deleted.",
+            help="Put right what is damaged or lost in the state directory: end ranks of forgotten runs, rebuild "
+            "records from run directories, put damaged files aside. Nothing is deleted.",
         ),
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --repair: do not ask.")] = False,

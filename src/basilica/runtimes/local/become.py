@@ -1,18 +1,34 @@
-"""Become another user and execute a command: `python -I -S become.py UID GID COMMAND...`. Standard library only."""
+"""Become another user and execute a command: `python -I -S become.py UID GID COMMAND...`.
+
+Nothing may be imported once it is that user: who cannot read our interpreter's library may run programs all the same.
+"""
 
 import os
 import sys
+
+
+def places(program: str) -> list[str]:
+    """Where it may be, in the order of PATH."""
+    if "/" in program:
+        return [program]
+    path = os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin")
+    return [os.path.join(directory or ".", program) for directory in path.split(":")]
 
 
 def main(uid: int, gid: int, argv: list[str]) -> int:
     os.setgroups([])
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
-    try:
-        os.execvpe(argv[0], argv, os.environ)
-    except OSError as error:
-        print(f"cannot execute {argv[0]}: {error.strerror}", file=sys.stderr)
-        return 127 if isinstance(error, FileNotFoundError) else 126
+    code, problem = 127, "No such file or directory"
+    for place in places(argv[0]):
+        try:
+            os.execve(place, argv, os.environ)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            code, problem = 126, error.strerror or str(error)
+    print(f"cannot execute {argv[0]}: {problem}", file=sys.stderr)
+    return code
 
 
 if __name__ == "__main__":
