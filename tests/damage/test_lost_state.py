@@ -141,6 +141,7 @@ def test_pages_that_are_damaged_cost_only_what_was_on_them(state: Path) -> None:
         for number in range(20):
             wait_for(client, f"run-{number}", ended)
         key = server.key
+        server.kill()
     with closing(sqlite3.connect(state / "basilica.db")) as connection:
         (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'events'").fetchone()
     with (state / "basilica.db").open("r+b") as file:

@@ -26,6 +26,8 @@ def main(uid: int, gid: int, argv: list[str]) -> int:
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
+            if not os.path.exists(place):  # nor may it be looked for there
+                continue
             code, problem = 126, error.strerror or str(error)
     print(f"cannot execute {argv[0]}: {problem}", file=sys.stderr)
     return code
