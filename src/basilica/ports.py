@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from basilica.core.actions import Launch, Probe, Stop
+from basilica.core.damage import DamagedRun
 from basilica.core.deployment import Deployment as Deployment  # noqa: PLC0414
 from basilica.core.deployment import Owner as Owner  # noqa: PLC0414
 from basilica.core.errors import BadResult
@@ -85,7 +86,10 @@ class Store(Protocol):
         ...
 
     async def get(self, instance: str) -> Deployment:
-        """The run with that instance name, or `DeploymentNotFound`."""
+        """The run with that instance name, or `DeploymentNotFound`.
+
+        One whose record cannot be read is `DeploymentDamaged`, here and wherever one run is asked for.
+        """
         ...
 
     async def find(self, namespace: str, name: str) -> Deployment:
@@ -93,7 +97,11 @@ class Store(Protocol):
         ...
 
     async def deployments(self, namespace: str | None = None) -> list[Deployment]:
-        """All runs of a namespace (of all, with None), newest first."""
+        """All runs of a namespace (of all, with None) that can be read, newest first."""
+        ...
+
+    async def listed(self, namespace: str | None = None) -> list[Deployment | DamagedRun]:
+        """As `deployments`, with those whose record cannot be read in their place among the others."""
         ...
 
     async def live(self) -> list[str]:
@@ -118,6 +126,13 @@ class Store(Protocol):
         self, before: Deployment, status: DeploymentStatus, events: Sequence[Event] = (), *, now: float
     ) -> Deployment:
         """Compare-and-swap on `before.version`: `StaleVersion` and nothing written if somebody wrote in between."""
+        ...
+
+    async def condemn(self, instance: str) -> Deployment:
+        """Have a run end and go whose record cannot be read: as a delete, with what is damaged replaced by a stand-in.
+
+        The controller stops what it sees of the run, and removes it.
+        """
         ...
 
     async def delete(self, instance: str) -> None:

@@ -27,6 +27,18 @@ def whose_environment(fits: Callable[[set[bytes]], bool]) -> list[int]:
     return [pid for pid in pids if pid != os.getpid() and fits(set(_environment(pid).split(b"\0")))]
 
 
+def by_variable(name: bytes, prefix: bytes) -> dict[str, list[int]]:
+    """Processes with a variable whose value begins like that, by the rest of the value."""
+    if sys.platform != "linux":
+        return {}
+    begin, found = name + b"=" + prefix, dict[str, list[int]]()
+    for pid in [int(entry) for entry in os.listdir("/proc") if entry.isdecimal()]:
+        for variable in _environment(pid).split(b"\0") if pid != os.getpid() else ():
+            if variable.startswith(begin):
+                found.setdefault(os.fsdecode(variable[len(begin) :]), []).append(pid)
+    return found
+
+
 def kill(pids: list[int]) -> None:
     for pid in pids:
         with suppress(OSError):  # gone meanwhile

@@ -1,15 +1,21 @@
 """The composition root: the one module that names concrete adapters."""
 
+import asyncio
 import contextlib
 import functools
 import logging
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 from basilica.clocks import SteadyClock, keep_clock, open_clock
+from basilica.core.damage import Trouble
 from basilica.core.errors import BasilicaError
+from basilica.machine.state_dir import StateDirectory, tighten, unsafe
+from basilica.machine.stray_runs import find_stray_runs, trouble_of, trouble_of_damage, trouble_of_loss
 from basilica.places import STATE_FILE
+from basilica.runtimes.local.inotify import TAKEN_AWAY, FileWatcher
+from basilica.runtimes.local.run_as import User, closed_to, find_user
 from basilica.runtimes.local.runtime import LocalRuntime
 from basilica.server.control import Settings
 from basilica.server.serve import CannotServe, Listen, Parts, serve, take_key
@@ -20,15 +26,18 @@ log = logging.getLogger("basilica.server")
 
 
 def prepare_state_dir(path: Path) -> Path:
-    """Make the directory if need be, and be sure that it can be written."""
+    """Make the directory if need be, and be sure that it can be written, and by nobody else."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
             pass
+        problem = unsafe(path)
     except OSError as error:
         raise CannotServe(
             f"cannot use the state directory {path}: {error.strerror}; choose another --state-dir"
         ) from error
+    if problem is not None:
+        raise CannotServe(f"refusing to use the state directory {path}: {problem}")
     return path.resolve()
 
 
@@ -66,18 +75,89 @@ async def serve_embedded(
     settings: Settings,
     api_key: str | None,
     announce: Callable[[str], None],
+    *,
+    run_as: str | None = None,
 ) -> None:
-    """The control plane of one machine: SQLite and processes."""
+    """The control plane of one machine: SQLite and processes, those of ranks as the user `run_as` if one is given."""
     state_dir = prepare_state_dir(state_dir)
-    store = SqliteStore(state_dir / STATE_FILE)
+    user = None if run_as is None else _user_of_ranks(run_as, state_dir)
+    tighten(state_dir)
+    state = StateDirectory(state_dir, (STATE_FILE, "runs"))
+    state.open()
+    store = SqliteStore(
+        state_dir / STATE_FILE,
+        admit=state.admit,
+        release=state.reserve.release,
+        log_bytes_ahead=state.reserve.size,
+    )
     await store.open()
     try:
+        await _take_stock(state, store)
         async with open_keys(state_dir) as keys:
             clock = await _continue_clock(state_dir, store)
             await take_key(keys, clock, api_key)
-            runtime = LocalRuntime(state_dir, clock=clock)
+            runtime = LocalRuntime(state_dir, clock=clock, reserve=state.reserve, run_as=user)
             keep = functools.partial(_keep_clock, state_dir, clock)
             keep()
-            await serve(Parts(store, keys, runtime, clock, settings, keep_clock=keep), listen, state_dir, announce)
+
+            def troubles() -> list[Trouble]:
+                damaged = len(store.damaged)
+                return [*state.troubles(), *([trouble_of_damage(damaged)] if damaged else [])]
+
+            with _watching(state):
+                parts = Parts(store, keys, runtime, clock, settings, keep_clock=keep, troubles=troubles)
+                await serve(parts, listen, state_dir, announce)
     finally:
         await store.close()
+
+
+def _user_of_ranks(name: str, state_dir: Path) -> User:
+    """The user, or why ranks could not run as that one."""
+    try:
+        user = find_user(name)
+        closed = closed_to(user, state_dir)
+    except (ValueError, OSError) as error:
+        raise CannotServe(f"cannot run ranks as {name!r}: {error}") from error
+    if closed is not None:
+        raise CannotServe(
+            f"cannot run ranks as {name!r}: that user may not enter {closed}, which leads to the state directory; "
+            "choose another --state-dir, such as /var/lib/basilica"
+        )
+    return user
+
+
+async def _take_stock(state: StateDirectory, store: SqliteStore) -> None:
+    """Say loudly what was lost while nobody looked."""
+    known = await store.instances()
+    try:
+        (state.path / "runs").mkdir(mode=0o700, exist_ok=True)
+        state.watch_over()
+        if store.lost is not None:
+            state.lost(trouble_of_loss(*store.lost))
+        strays = await asyncio.to_thread(find_stray_runs, state.path, known)
+    except OSError as error:
+        raise CannotServe(f"cannot take up what is in {state.path}: {error}") from error
+    if strays:
+        state.found(trouble_of(strays))
+    for trouble in state.troubles():
+        log.error("%s: %s; %s", trouble.kind, trouble.message, trouble.remedy)
+
+
+@contextlib.contextmanager
+def _watching(state: StateDirectory) -> Iterator[None]:
+    """Log it at once when the directory goes away under the server."""
+    told: list[str] = []
+
+    def look() -> None:
+        gone = state.gone()
+        if gone is not None and not told:
+            told.append(gone)
+            log.error("%s: no new runs are taken, and what is recorded now may be lost", gone)
+
+    files = FileWatcher()
+    forget = files.watch(str(state.path), look, TAKEN_AWAY)
+    try:
+        yield
+    finally:
+        forget()
+        files.close()

@@ -66,7 +66,7 @@ def test_a_port_in_use_is_a_clear_error(state: Path) -> None:
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "..", "300.1.1.1", "192.0.2.1"])
 def test_a_host_that_is_not_ours_is_a_clear_error(state: Path, host: str) -> None:
     options = ("--host", host, "--port", "0", "--state-dir", state)
-    said = one_line(cli("serve", *options, env={"BASILICA_API_KEY": "k"}))
+    said = one_line(cli("serve", *options, env={"BASILICA_API_KEY": "a-key-long-enough"}))
     assert f"cannot listen on {host}:0: " in said
 
 
@@ -89,9 +89,9 @@ def test_with_a_key_it_listens_beyond_loopback_and_warns_of_plain_text(state: Pa
 
 def test_a_key_can_be_given_in_a_file_or_in_the_environment(state: Path, tmp_path: Path) -> None:
     file = tmp_path / "key"
-    file.write_text("  key-of-the-file\n")
+    file.write_text("  the-key-of-the-file\n")
     for options, env, key in (
-        (("--api-key-file", str(file)), {}, "key-of-the-file"),
+        (("--api-key-file", str(file)), {}, "the-key-of-the-file"),
         ((), {"BASILICA_API_KEY": "key-of-the-environment"}, "key-of-the-environment"),
         ((), {"BASILICA_API_TOKEN": "key-of-the-token"}, "key-of-the-token"),
     ):
@@ -101,9 +101,18 @@ def test_a_key_can_be_given_in_a_file_or_in_the_environment(state: Path, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("content", "problem"), [("", "is empty"), (" \n", "is empty"), ("a b", "printable"), ("ü", "printable")]
+    ("content", "problem"),
+    [
+        ("", "is empty"),
+        (" \n", "is empty"),
+        ("a b", "printable"),
+        ("ü", "printable"),
+        ("fifteen-letters", "must have at least 16 characters"),
+    ],
 )
-def test_a_key_that_no_header_can_carry_is_refused(state: Path, tmp_path: Path, content: str, problem: str) -> None:
+def test_a_key_that_no_header_can_carry_or_that_is_short_is_refused(
+    state: Path, tmp_path: Path, content: str, problem: str
+) -> None:
     file = tmp_path / "key"
     file.write_text(content)
     assert problem in one_line(cli("serve", "--port", "0", "--state-dir", state, "--api-key-file", file))

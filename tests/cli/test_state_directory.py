@@ -2,12 +2,11 @@
 
 import os
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.support.disk import small_disk
 from tests.support.server import DidNotStart, cli, cli_afresh, ended, run_request, serving, wait_for
 
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can mount")
@@ -63,21 +62,6 @@ def test_a_file_that_is_not_ours_is_not_touched(tmp_path: Path) -> None:
     assert (tmp_path / "basilica.db").read_bytes().startswith(b"somebody's notes")
 
 
-@contextmanager
-def small_disk(directory: Path, free: int) -> Iterator[Path]:
-    """A disk of 4 MB on which so many bytes are free; the ballast is what to remove."""
-    directory.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", directory], check=False)
-    if mounted.returncode != 0:
-        pytest.skip("mounting a small file system is not allowed here")
-    try:
-        ballast = directory / "ballast"
-        ballast.write_bytes(bytes((4 << 20) - free))
-        yield ballast
-    finally:
-        subprocess.run(["umount", "--lazy", directory], check=True)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("free", [0, 4 << 10, 40 << 10, 100 << 10, 200 << 10])
 @as_root
@@ -112,7 +96,7 @@ def test_a_disk_that_fills_up_refuses_runs_and_recovers(tmp_path: Path) -> None:
                 filler.write_bytes(bytes(8 << 20))
             large = run_request("large", "true", env={f"V{n}": "x" * 1000 for n in range(500)})
             answer = client.post("/deployments", json=large)
-            assert answer.status_code == 503
+            assert answer.status_code == 507
             assert answer.json()["error"]["retryable"] is True
             assert "the disk is full" in answer.json()["error"]["message"]
             assert client.get("/deployments/large").status_code == 404

@@ -1,4 +1,4 @@
-"""`basilica doctor`: what this machine can do, and what to install for the rest."""
+"""`basilica doctor`: what this machine can do, what to install for the rest, and whether the state is whole."""
 
 import asyncio
 import importlib.util
@@ -9,44 +9,106 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 import typer
 
-from basilica.cli.common import Json
+from basilica.cli.common import Json, StateDir
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`hint` says what to do about what is missing."""
+    """`hint` says what to do about what is missing, or damaged where it is about the state directory."""
 
     name: str
     ok: bool
     detail: str
     hint: str = ""
+    kind: Literal["ability", "state"] = "ability"
 
 
 def doctor(
-    as_json: Json = False, strict: Annotated[bool, typer.Option(help="Exit 1 if anything is missing.")] = False
+    *,
+    state_dir: StateDir = None,
+    as_json: Json = False,
+    strict: Annotated[bool, typer.Option(help="Exit 1 if anything is missing or damaged.")] = False,
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair",
+            help="Put right what is damaged or lost in the state directory: end ranks of forgotten runs, rebuild "
+            "records from run directories, put damaged files aside. Nothing is deleted.",
+        ),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --repair: do not ask.")] = False,
 ) -> None:
-    """Say what this machine can do (cgroups, GPUs, etcd, torchrun) and what to install for the rest.
+    """Say what this machine can do (cgroups, GPUs, etcd, torchrun), and whether the state directory is whole.
 
     \b
-    Example:
+    Examples:
       basilica doctor --strict
+      basilica doctor --repair --state-dir /srv/basilica
     """
-    findings = list(examine())
+    from basilica.places import default_state_dir
+
+    directory = state_dir or default_state_dir()
+    if repair:
+        _repair(directory, as_json=as_json, yes=yes)
+        return
+    findings = [*examine(), *examine_directory(directory)]
     if as_json:
         typer.echo(json.dumps([asdict(f) for f in findings]))
     else:
         width = max(len(finding.name) for finding in findings)
         for finding in findings:
-            mark = "ok     " if finding.ok else "missing"
+            mark = "ok     " if finding.ok else "missing" if finding.kind == "ability" else "damaged"
             typer.echo(f"{mark}  {finding.name:{width}}  {finding.detail}")
             if finding.hint and not finding.ok:
                 typer.echo(f"{'':9}{'':{width}}  -> {finding.hint}")
     if strict and not all(f.ok for f in findings):
         raise typer.Exit(1)
+
+
+def examine_directory(directory: Path) -> Iterator[Finding]:
+    """Whether the state directory is whole, and who could read it."""
+    from basilica.repair import examine_state
+
+    troubles = examine_state(directory)
+    if not troubles:
+        detail = f"{directory} is whole" if directory.exists() else f"{directory} is not there yet"
+        yield Finding("state directory", True, detail, kind="state")
+    for trouble in troubles:
+        yield Finding("state directory", False, f"{trouble.kind}: {trouble.message}", trouble.remedy, kind="state")
+    if directory.exists() and directory.stat().st_mode & 0o010:
+        detail = "one of their own: ranks do not reach the server's state, but those of all users share that user"
+    else:
+        detail = (
+            "the server's own: a rank can read the server's state with the secrets and keys of all users; a server of "
+            "root can run them as another (basilica serve --run-as USER)"
+        )
+    yield Finding("user of ranks", True, detail, kind="state")
+
+
+def _repair(directory: Path, *, as_json: bool, yes: bool) -> None:
+    from basilica.repair import examine_state, repair_state
+
+    troubles = examine_state(directory)
+    if not troubles:
+        typer.echo(json.dumps({"troubles": [], "repaired": []}) if as_json else f"{directory} is whole")
+        return
+    for trouble in troubles:
+        typer.echo(f"{trouble.kind}: {trouble.message}", err=as_json)
+    if not yes:
+        question = "Repair it? Ranks of runs without a record are ended; nothing is deleted"
+        typer.confirm(question, abort=True, err=as_json)
+    done = repair_state(directory)
+    if as_json:
+        typer.echo(json.dumps({"troubles": [asdict(t) for t in troubles], "repaired": [asdict(d) for d in done]}))
+        return
+    for repaired in done:
+        typer.echo(f"{repaired.kind}: {repaired.subject}: {repaired.done}")
+    typer.echo("start the server again: basilica serve")
 
 
 def examine() -> Iterator[Finding]:

@@ -50,6 +50,13 @@ def serve(
             help="Stop when no run is live and nobody has asked anything for so long: 900, 15m.", show_default="never"
         ),
     ] = "0",
+    run_as: Annotated[
+        str | None,
+        typer.Option(
+            help="Run ranks as this user, who reaches nothing else of the state directory; for a server of root.",
+            show_default="the server's own user",
+        ),
+    ] = None,
     detach: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run a control plane on this machine: an HTTP API, and ranks as processes.
@@ -62,6 +69,7 @@ def serve(
       basilica serve
       basilica serve --port 8000 --state-dir /srv/basilica --retention 30d
       basilica serve --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
+      sudo basilica serve --state-dir /var/lib/basilica --run-as trainer
       basilica serve --store kubernetes --kubeconfig ~/.kube/config
     """
     if detach is not None:
@@ -99,11 +107,12 @@ def serve(
 
     run = uvloop.run if uvloop is not None else asyncio.run
     if store is StoreKind.LOCAL:
-        run(serve_embedded(listen, directory, settings, key, announce))
+        run(serve_embedded(listen, directory, settings, key, announce, run_as=run_as))
         return
     from basilica.wiring_kubernetes import ClusterOptions, serve_kubernetes
 
-    _only_local(retention=retention, idle_exit=None if idle_exit == "0" else idle_exit, state_dir=state_dir)
+    leave = None if idle_exit == "0" else idle_exit
+    _only_local(run_as=run_as, retention=retention, idle_exit=leave, state_dir=state_dir)
     options = ClusterOptions(kubeconfig=kubeconfig, context=context, namespace=namespace, image=image)
     run(serve_kubernetes(listen, options, settings, key, announce))
 

@@ -11,7 +11,7 @@ from collections import deque
 
 from basilica.controller.step import step
 from basilica.core.deployment import Deployment
-from basilica.core.errors import BasilicaError, DeploymentNotFound, StaleVersion
+from basilica.core.errors import BasilicaError, DeploymentDamaged, DeploymentNotFound, StaleVersion
 from basilica.ports import Clock, Runtime, Store
 
 log = logging.getLogger("basilica.controller")
@@ -35,6 +35,7 @@ class Controller:
         self._tasks: set[asyncio.Task[None]] = set()
         self._feed: asyncio.Task[None] | None = None
         self._closed = False
+        self._damaged: set[str] = set()  # runs that are not turned, since their record cannot be read
         self.turns = 0
         self.errors = 0
 
@@ -97,6 +98,8 @@ class Controller:
             except DeploymentNotFound:
                 self._forget(instance)
                 continue
+            except DeploymentDamaged:
+                version = -1
             except Exception:  # whatever it was, the feed must go on
                 log.warning("%s changed and cannot be read; turning it anyway", instance, exc_info=True)
                 version = -1
@@ -135,16 +138,27 @@ class Controller:
             self._forget(instance)
         except StaleVersion:
             self.wake(instance)
+        except DeploymentDamaged as error:
+            self._leave_alone(instance, error)
         except Exception as error:  # noqa: BLE001 (a fault in one run must not end the controller of all)
             self._retry(instance, error)
         else:
             self._back_off.pop(instance, None)
+            self._damaged.discard(instance)
             if deployment.status.settled and wake_at is None:
                 self._forget(instance)
             else:
                 self._live[instance] = deployment
             if wake_at is not None:
                 self._wake_at(instance, wake_at - self._clock.now())
+
+    def _leave_alone(self, instance: str, error: DeploymentDamaged) -> None:
+        """Nothing to try again: it is turned when somebody has changed it."""
+        known = instance in self._damaged
+        self._forget(instance)
+        self._damaged.add(instance)
+        if not known:
+            log.error("%s is left alone, and its ranks with it: %s", instance, error)
 
     def _retry(self, instance: str, error: Exception) -> None:
         self.errors += 1
@@ -173,3 +187,4 @@ class Controller:
         self._cancel_timer(instance)
         self._back_off.pop(instance, None)
         self._live.pop(instance, None)
+        self._damaged.discard(instance)

@@ -19,11 +19,15 @@ BasilicaError
 ├── NetworkError(problem)                            raised by clients only: no answer within the time
 ├── ServerError(status, message)                     raised by clients only: an answer that is none of these
 ├── StoreUnavailable(problem)                        503   the state cannot be written or read now; nothing was changed
+│   ├── DeploymentDamaged(run)                       409   this run's record cannot be read; others are not concerned
+│   └── DiskFull(problem)                            507   no space for something new; what ends things still works
 └── RuntimeUnavailable(problem)                      503   the runtime could not be asked; nothing is known
 """
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
+
+from basilica.core.damage import DamagedRun
 
 
 class BasilicaError(Exception):
@@ -259,6 +263,27 @@ class ServerError(BasilicaError):
 class StoreUnavailable(BasilicaError):
     code = "BASILICA_API_SERVICE_UNAVAILABLE"
     retryable = True
+
+
+class DeploymentDamaged(StoreUnavailable):
+    """The stored record of one run cannot be read. Asking again does not help; deleting the run does."""
+
+    code = "DeploymentDamaged"
+    retryable = False
+
+    def __init__(self, run: DamagedRun) -> None:
+        super().__init__(run)
+        self.run = run
+
+    def __str__(self) -> str:
+        return (
+            f"the stored record of {_short(self.run.instance)} cannot be read: {self.run.problem}; delete the run, or "
+            "have whoever runs this server repair it with 'basilica doctor --repair'"
+        )
+
+
+class DiskFull(StoreUnavailable):
+    """The disk has no space for what is new. Cancelling and deleting need none."""
 
 
 class RuntimeUnavailable(BasilicaError):

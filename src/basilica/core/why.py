@@ -1,6 +1,9 @@
 """One sentence that says what a run is doing or waiting for: no phase without a reason."""
 
+from collections.abc import Sequence
+
 from basilica.core import policy, stalls
+from basilica.core.damage import Trouble
 from basilica.core.phase import Phase, RankPhase
 from basilica.core.spec import DeploymentSpec, Wanted
 from basilica.core.status import DeploymentStatus
@@ -15,6 +18,13 @@ def why(spec: DeploymentSpec, status: DeploymentStatus, now: float, unattended: 
         known = _under_way(spec, status, now)
         return f"no operator has been at work for {unattended:.0f} s; this is what the last one saw: {known}"
     return _under_way(spec, status, now)
+
+
+def with_troubles(sentence: str, status: DeploymentStatus, troubles: Sequence[Trouble]) -> str:
+    """The sentence with what is wrong with the server, where the run may still need the server."""
+    if status.settled or not troubles:
+        return sentence
+    return f"{sentence}; the server is in trouble: " + "; ".join(trouble.message for trouble in troubles)
 
 
 def _under_way(spec: DeploymentSpec, status: DeploymentStatus, now: float) -> str:

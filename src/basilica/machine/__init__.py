@@ -1,1 +1,1 @@
-"""Facts of this machine. Standard library only."""
+"""Facts of this machine: its files, disks and directories, and threads to use them with. Standard library only."""

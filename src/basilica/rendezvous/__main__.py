@@ -79,6 +79,7 @@ def main(argv: list[str] | None = None) -> int:
         help="how much memory the keys and values of one keyspace may take (default: %(default)s)",
     )
     args = parser.parse_args(argv)
+    os.umask(0o077)  # what it keeps is for its owner alone
     logging.basicConfig(level=logging.WARNING, format="rendezvous: %(message)s")
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a socket for each wait, a port and a file for each run

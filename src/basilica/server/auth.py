@@ -8,6 +8,7 @@ from basilica.core.names import check_user
 from basilica.ports import ApiKey, Keys
 
 KEY_PREFIX = "bsk_"
+KEY_LENGTH_MIN = 16  # of keys that people choose; those that we make have 47
 
 
 class MissingKey(AuthenticationError):
@@ -35,6 +36,9 @@ def check_key(key: str) -> str:
         raise ValidationError("API key", "nothing", "is empty")
     if not (key.isascii() and key.isprintable() and " " not in key):
         raise ValidationError("API key", f"{len(key)} characters", "must be printable ASCII without spaces")
+    if len(key) < KEY_LENGTH_MIN:
+        problem = f"must have at least {KEY_LENGTH_MIN} characters; 'basilica keys create' makes a good one"
+        raise ValidationError("API key", f"{len(key)} characters", problem)
     return key
 
 

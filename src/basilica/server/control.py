@@ -1,5 +1,6 @@
 """What users can do to runs, apart from how they ask for it: the API's routes are a thin shell around this."""
 
+import asyncio
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -7,8 +8,16 @@ from typing import TypeVar
 
 from basilica.controller.step import run_of
 from basilica.core import metering
+from basilica.core.damage import DamagedRun, Trouble
 from basilica.core.deployment import Deployment
-from basilica.core.errors import BasilicaError, DeploymentNotFound, UDTerminalState, ValidationError, WorldClosed
+from basilica.core.errors import (
+    BasilicaError,
+    DeploymentDamaged,
+    DeploymentNotFound,
+    UDTerminalState,
+    ValidationError,
+    WorldClosed,
+)
 from basilica.core.events import Event, Reason
 from basilica.core.moments import shifted
 from basilica.core.names import instance_name, namespace_of
@@ -34,19 +43,25 @@ class Settings:
 class ControlPlane:
     """Every method takes the asking user; what belongs to somebody else does not exist.
 
-    `unattended` tells for how many seconds nobody has acted on what is asked here, if that is a cause for concern.
+    `unattended` tells for how many seconds nobody has acted on what is asked here, if that is a cause for concern;
+    `troubles`, what is damaged, lost or full.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 (the parts that it is made of)
         self,
         store: Store,
         runtime: Runtime,
         clock: Clock,
         settings: Settings,
         unattended: Callable[[], float | None] = lambda: None,
+        troubles: Callable[[], list[Trouble]] = list,
     ) -> None:
         self.store, self.runtime, self.clock, self.settings = store, runtime, clock, settings
-        self.unattended = unattended
+        self.unattended, self._troubles = unattended, troubles
+
+    async def troubles(self) -> list[Trouble]:
+        """What is wrong with the server as a whole; asking may touch the disk."""
+        return await asyncio.to_thread(self._troubles)
 
     def now(self) -> float:
         """The moment as people know it: by the wall clock as it is set now."""
@@ -87,6 +102,9 @@ class ControlPlane:
 
     async def deployments(self, user: str) -> list[Deployment]:
         return await self.store.deployments(namespace_of(user))
+
+    async def listed(self, user: str) -> list[Deployment | DamagedRun]:
+        return await self.store.listed(namespace_of(user))
 
     async def scale(self, user: str, name: str, target: int) -> Deployment:
         found = await self.get(user, name)
@@ -132,8 +150,11 @@ class ControlPlane:
         return await self.store.change_spec(found.instance, change)
 
     async def delete(self, user: str, name: str) -> Deployment:
-        """End the run; its record is removed when nothing of it runs any more."""
-        found = await self.get(user, name)
+        """End the run; its record is removed when nothing of it runs any more, readable or not."""
+        try:
+            found = await self.get(user, name)
+        except DeploymentDamaged as error:
+            return await self.store.condemn(error.run.instance)
         return await self.store.change_spec(found.instance, lambda d: d.spec.ended_by(Wanted.DELETE))
 
     async def prune(self, user: str, older_than: float) -> list[str]:
@@ -151,7 +172,11 @@ class ControlPlane:
         """Remove archives that no run has used for a day."""
 
         async def in_use() -> set[tuple[str, str]]:
-            return {(d.user, d.spec.archive) for d in await self.store.deployments() if d.spec.archive is not None}
+            found = await self.store.listed()
+            for run in found:
+                if isinstance(run, DamagedRun):
+                    raise DeploymentDamaged(run)  # nobody knows which archive it needs: then all of them stay
+            return {(d.user, d.spec.archive) for d in found if isinstance(d, Deployment) and d.spec.archive is not None}
 
         return await self.runtime.forget_archives(in_use, self.clock.now() - ARCHIVE_SECONDS)
 
@@ -162,7 +187,7 @@ class ControlPlane:
                 if mine(await self.store.get(instance)):
                     await self.store.change_spec(instance, lambda d: d.spec.ended_by(Wanted.DELETE))
                     names.append(instance)
-            except DeploymentNotFound:
+            except (DeploymentNotFound, DeploymentDamaged):  # what cannot be read is for people to remove
                 continue
         return names
 

@@ -4,12 +4,13 @@ changes."""
 import asyncio
 from collections.abc import AsyncGenerator
 
+from basilica.core.damage import DamagedRun
 from basilica.core.deployment import Deployment
-from basilica.core.errors import DeploymentNotFound
+from basilica.core.errors import DeploymentDamaged, DeploymentNotFound
 from basilica.core.names import namespace_of
 from basilica.server.control import ControlPlane
 from basilica.server.streams import KEEP_ALIVE_SECONDS, cancel
-from basilica.wire.console import RunChanges, RunRow, render_row
+from basilica.wire.console import RunChanges, RunRow, render_damaged_row, render_row
 
 BATCH = 50  # others have their turn in the loop after each
 PACE_SECONDS = 0.1  # however fast runs change; what changes meanwhile is told once
@@ -24,7 +25,7 @@ async def watch_all(plane: ControlPlane, user: str, since: int, closing: asyncio
     step = asyncio.ensure_future(anext(names, None))
     ending = asyncio.ensure_future(closing.wait())
     try:
-        found = await plane.deployments(user)
+        found = await plane.listed(user)
         mine = {d.instance for d in found}
         newer = sorted((d for d in found if d.version > since), key=lambda d: d.version)
         version = max([since, *(d.version for d in newer)])
@@ -54,7 +55,9 @@ async def watch_all(plane: ControlPlane, user: str, since: int, closing: asyncio
             rows, deleted = [], []
             for name in changed:
                 try:
-                    deployment = await plane.store.get(name)
+                    deployment: Deployment | DamagedRun = await plane.store.get(name)
+                except DeploymentDamaged as error:
+                    deployment = error.run
                 except DeploymentNotFound:
                     if name in mine:  # else it was never this user's to know of
                         mine.discard(name)
@@ -72,7 +75,9 @@ async def watch_all(plane: ControlPlane, user: str, since: int, closing: asyncio
         await names.aclose()
 
 
-async def _row(plane: ControlPlane, deployment: Deployment) -> RunRow:
+async def _row(plane: ControlPlane, deployment: Deployment | DamagedRun) -> RunRow:
+    if isinstance(deployment, DamagedRun):
+        return render_damaged_row(deployment)
     last = await plane.store.events(deployment.instance, limit=1)
     shown, event = plane.shown(deployment), plane.shown(last[0]) if last else None
     return render_row(shown, event, plane.now(), plane.unattended())

@@ -9,7 +9,9 @@ from basilica.core.errors import (
     AuthorizationError,
     BasilicaError,
     Conflict,
+    DeploymentDamaged,
     DeploymentNotFound,
+    DiskFull,
     DistributedError,
     QuotaExceeded,
     RateLimitError,
@@ -32,6 +34,8 @@ _STATUS: tuple[tuple[type[BasilicaError], int], ...] = (
     (Conflict, 409),
     (DistributedError, 409),
     (RateLimitError, 429),
+    (DeploymentDamaged, 409),
+    (DiskFull, 507),
     (StoreUnavailable, 503),
     (RuntimeUnavailable, 503),
 )

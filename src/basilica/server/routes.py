@@ -16,7 +16,7 @@ from basilica.core.deployment import Deployment
 from basilica.core.errors import AuthorizationError, Conflict, DeploymentNotFound, ValidationError
 from basilica.core.reports import POINTS_DEFAULT, POINTS_MAX, SeriesQuery
 from basilica.core.spec import check_command
-from basilica.core.why import why
+from basilica.core.why import why, with_troubles
 from basilica.server.control import ControlPlane
 from basilica.server.logs import NDJSON, LogQuery, answer_logs, parse_cursors
 from basilica.server.metrics import Metrics
@@ -29,9 +29,9 @@ from basilica.wire.base import Outgoing, rfc3339, rfc3339_or_none
 from basilica.wire.render import (
     render_deployment,
     render_event,
+    render_listed,
     render_rank,
     render_series,
-    render_summary,
     shown_ranks,
 )
 
@@ -75,10 +75,9 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
     @router.get("/deployments", response_model=out.DeploymentList)
     async def list_deployments(request: Request) -> Response:
         """All runs of the user, newest first."""
-        found = await plane.deployments(_user(request))
-        return json_answer(
-            out.DeploymentList(deployments=[render_summary(plane.shown(d)) for d in found], total=len(found))
-        )
+        found = await plane.listed(_user(request))
+        rows = [render_listed(plane.shown(run)) for run in found]
+        return json_answer(out.DeploymentList(deployments=rows, total=len(found)))
 
     @router.get("/deployments/{name}", response_model=out.DeploymentResponse)
     async def get_deployment(request: Request, name: str) -> Response:
@@ -170,7 +169,9 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
             instance_name=d.instance,
             friendly_name=d.spec.name,
             phase=d.status.phase.value,
-            why=why(d.spec, d.status, plane.clock.now(), plane.unattended()),
+            why=with_troubles(
+                why(d.spec, d.status, plane.clock.now(), plane.unattended()), d.status, await plane.troubles()
+            ),
             workdir=d.spec.workdir,
             path=d.spec.env.get("PATH"),
             virtual_env=d.spec.env.get("VIRTUAL_ENV"),
@@ -308,9 +309,17 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
 
     @router.get("/health", response_model=out.Health)
     async def health() -> Response:
-        now = rfc3339(plane.now())
+        """Whether the server is well. It serves while it is `degraded`, too: the troubles say what is wrong."""
+        now, troubles = rfc3339(plane.now()), await plane.troubles()
         return json_answer(
-            out.Health(status="healthy", version=__version__, timestamp=now, healthy_validators=1, total_validators=1)
+            out.Health(
+                status="degraded" if troubles else "healthy",
+                version=__version__,
+                timestamp=now,
+                healthy_validators=1,
+                total_validators=1,
+                troubles=[out.TroubleView(kind=t.kind, message=t.message, remedy=t.remedy) for t in troubles],
+            )
         )
 
     @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})

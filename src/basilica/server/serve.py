@@ -20,6 +20,7 @@ import uvicorn
 
 from basilica.clock_steps import watching_the_wall_clock
 from basilica.controller.loop import Controller
+from basilica.core.damage import Trouble
 from basilica.core.errors import BasilicaError
 from basilica.places import NOTE_FILE, start_of
 from basilica.ports import Clock, Keys, Runtime, Store
@@ -73,6 +74,7 @@ class Parts:
     settings: Settings
     unattended: Callable[[], float | None] = lambda: None
     keep_clock: Callable[[], None] = lambda: None  # writes down where the clock's time line begins
+    troubles: Callable[[], list[Trouble]] = list
 
 
 async def serve(parts: Parts, listen: Listen, state_dir: Path, announce: Callable[[str], None]) -> None:
@@ -82,7 +84,7 @@ async def serve(parts: Parts, listen: Listen, state_dir: Path, announce: Callabl
     key_file = await ensure_key(parts.keys, parts.clock, state_dir, listen)
     closing = asyncio.Event()
     metrics = Metrics()
-    plane = ControlPlane(parts.store, parts.runtime, parts.clock, parts.settings)
+    plane = ControlPlane(parts.store, parts.runtime, parts.clock, parts.settings, troubles=parts.troubles)
     controller = Controller(parts.store, parts.runtime, parts.clock)
     metrics.add_controller(controller)
     app = build_app(plane, parts.keys, metrics, closing, Sessions(parts.clock, state_dir / SESSIONS_FILE))
@@ -107,7 +109,7 @@ async def serve_stateless(parts: Parts, listen: Listen, announce: Callable[[str]
     """Serve the API until SIGTERM or SIGINT, where an operator elsewhere does what is wanted. Nothing is kept here."""
     _check_tls(listen)
     closing = asyncio.Event()
-    plane = ControlPlane(parts.store, parts.runtime, parts.clock, parts.settings, parts.unattended)
+    plane = ControlPlane(parts.store, parts.runtime, parts.clock, parts.settings, parts.unattended, parts.troubles)
     app = build_app(plane, parts.keys, Metrics(), closing)
     server = _Server(_config(app, listen), closing)
     with contextlib.closing(bind(listen)) as sock, server.obeying_signals():

@@ -7,7 +7,7 @@ from pydantic import TypeAdapter
 from pydantic_core import PydanticSerializationError
 from pydantic_core import ValidationError as Unreadable
 
-from basilica.core.errors import StoreUnavailable, ValidationError
+from basilica.core.errors import ValidationError
 from basilica.core.spec import DeploymentSpec
 from basilica.core.status import DeploymentStatus
 
@@ -28,18 +28,27 @@ def encode_status(status: DeploymentStatus) -> str:
     return _STATUS.dump_json(status, exclude_defaults=True).decode()
 
 
-def decode_spec(instance: str, text: str) -> DeploymentSpec:
-    try:
-        return _SPEC.validate_json(text)
-    except Unreadable as error:
-        raise _unreadable("spec", instance, error) from None
+class Undecodable(ValueError):
+    """A stored text is no spec or status. It says where and why, but not what stands there: it may be a secret."""
 
 
-def decode_status(instance: str, text: str) -> DeploymentStatus:
+def decode_spec(text: str) -> DeploymentSpec:
     try:
-        return _STATUS.validate_json(text)
+        return _SPEC.validate_json(_bytes(text))
     except Unreadable as error:
-        raise _unreadable("status", instance, error) from None
+        raise _undecodable("spec", error) from None
+
+
+def decode_status(text: str) -> DeploymentStatus:
+    try:
+        return _STATUS.validate_json(_bytes(text))
+    except Unreadable as error:
+        raise _undecodable("status", error) from None
+
+
+def _bytes(text: str) -> bytes:
+    """As they are in the file, valid UTF-8 or not."""
+    return text.encode("utf-8", "surrogateescape")
 
 
 def spec_digest(spec: DeploymentSpec) -> str:
@@ -48,8 +57,7 @@ def spec_digest(spec: DeploymentSpec) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _unreadable(what: str, instance: str, error: Unreadable) -> StoreUnavailable:
-    """Says where and why, but not what stands there: it may be a secret."""
+def _undecodable(what: str, error: Unreadable) -> Undecodable:
     problems = error.errors(include_input=False, include_url=False, include_context=False)
-    places = "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in problems)
-    return StoreUnavailable(f"the stored {what} of {instance} cannot be read: {places}")
+    places = "; ".join(": ".join(filter(None, (".".join(map(str, p["loc"])), p["msg"]))) for p in problems)
+    return Undecodable(f"its {what} is damaged: {places}")

@@ -5,9 +5,10 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from basilica.core.damage import DamagedRun
 from basilica.core.errors import Conflict, DeploymentNotFound, NameInUse, StaleVersion, StoreUnavailable
 from basilica.core.events import Event, Reason, RecordedEvent
-from basilica.core.spec import DeploymentSpec
+from basilica.core.spec import DeploymentSpec, Wanted
 from basilica.core.status import DeploymentStatus
 from basilica.ports import NO_LIMITS, ApiKey, Deployment, Limits, UsageRow
 from basilica.stores.bell import Bell
@@ -94,6 +95,13 @@ class MemoryStore:
 
     async def deployments(self, namespace: str | None = None) -> list[Deployment]:
         return [d for d in reversed(self._deployments.values()) if namespace in (None, d.namespace)]
+
+    async def listed(self, namespace: str | None = None) -> list[Deployment | DamagedRun]:
+        """Nothing here is ever damaged."""
+        return [*await self.deployments(namespace)]
+
+    async def condemn(self, instance: str) -> Deployment:
+        return await self.change_spec(instance, lambda deployment: deployment.spec.ended_by(Wanted.DELETE))
 
     async def live(self) -> list[str]:
         return [d.instance for d in self._deployments.values() if is_open(d.spec, d.status)]

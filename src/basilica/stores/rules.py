@@ -1,8 +1,13 @@
 """What every store agrees on, whatever it keeps its data in."""
 
-from basilica.core.errors import QuotaExceeded
-from basilica.core.spec import DeploymentSpec, Wanted
+from dataclasses import replace
+
+from basilica.core.damage import DamagedRun
+from basilica.core.errors import QuotaExceeded, ValidationError
+from basilica.core.names import check_name
+from basilica.core.spec import DeploymentSpec, Exec, Wanted
 from basilica.core.status import DeploymentStatus
+from basilica.core.world import WorldSize
 from basilica.ports import Deployment, Limits, UsageRow
 
 EVENTS_KEPT = 1000
@@ -43,3 +48,33 @@ def check_limits(limits: Limits, *, deployments: int, ranks: int, new_deployment
     ):
         if limit is not None and requested > 0 and current + requested > limit:
             raise QuotaExceeded(what, limit, current, requested)
+
+
+def ending_stand_in(
+    run: DamagedRun, wanted: Wanted, spec: DeploymentSpec | None, status: DeploymentStatus | None
+) -> Deployment:
+    """A readable run in place of a damaged one, made to end: what of it could be read, and the least for the rest.
+
+    A status that knows of no rank has the controller stop whatever it sees of the run.
+    """
+    size = max(1, run.target)
+    least = DeploymentSpec(name=_usable_name(run), program=Exec(("true",)), world=WorldSize(1, size, size))
+    kept = (least if spec is None else spec).ended_by(wanted)
+    fresh = DeploymentStatus(created_at=run.created_at) if status is None else status
+    if fresh.observed_generation >= kept.generation and not fresh.phase.terminal:
+        kept = replace(kept, generation=fresh.observed_generation + 1)
+    return Deployment(
+        instance=run.instance,
+        user=run.user,
+        namespace=run.namespace,
+        spec=kept,
+        status=fresh,
+        version=run.version,
+    )
+
+
+def _usable_name(run: DamagedRun) -> str:
+    try:
+        return check_name(run.name)
+    except ValidationError:
+        return "damaged"

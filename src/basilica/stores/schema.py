@@ -14,6 +14,7 @@ BUSY_SECONDS = 5.0
 LOG_BYTES = 16 << 20
 """To which the write-ahead log is cut after it has grown beyond it."""
 
+REPAIR = "stop the server if it runs and run 'basilica doctor --repair': nothing is deleted"
 OLDEST_SQLITE = (3, 37, 0)  # strict tables
 
 Migration = Callable[[sqlite3.Connection], None]
@@ -24,11 +25,16 @@ def connect(path: Path, *, busy_seconds: float = BUSY_SECONDS, query_only: bool 
     connection = sqlite3.connect(
         path, timeout=busy_seconds, isolation_level=None, check_same_thread=False, cached_statements=256
     )
+    connection.text_factory = _lenient  # one damaged text must not hide the rows around it
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
     connection.execute(f"PRAGMA query_only = {query_only:d}")
     return connection
+
+
+def _lenient(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
 
 
 def prepare(path: Path, *, busy_seconds: float = BUSY_SECONDS, migrations: Sequence[Migration] | None = None) -> None:
@@ -75,7 +81,9 @@ def explained(path: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         if _primary_code(error) == sqlite3.SQLITE_NOTADB:
-            raise StateFileRefused(str(path), "is not a Basilica state file") from error
+            raise StateFileRefused(
+                str(path), f"is not a Basilica state file, or its beginning is damaged; if it should be one, {REPAIR}"
+            ) from error
         raise StoreUnavailable(explain(error, path)) from error
     except OSError as error:
         raise StoreUnavailable(f"cannot use the state file {path}: {error.strerror or error}") from error
@@ -95,7 +103,7 @@ def explain(error: sqlite3.Error, path: Path) -> str:
         case sqlite3.SQLITE_IOERR:
             return f"reading or writing the state file {path} failed: {error}"
         case sqlite3.SQLITE_CORRUPT:
-            return f"the state file {path} is damaged: {error}"
+            return f"the state file {path} is damaged: {error}; {REPAIR}"
         case _:
             return f"the state file {path} could not be used: {error}"
 

@@ -9,14 +9,17 @@ import asyncio
 import sqlite3
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 
-from basilica.core.errors import DeploymentNotFound, StoreUnavailable
+from basilica.core.damage import DamagedRun
+from basilica.core.errors import DeploymentDamaged, DeploymentNotFound, StoreUnavailable
 from basilica.core.events import Event, RecordedEvent
-from basilica.core.spec import DeploymentSpec
+from basilica.core.spec import DeploymentSpec, Wanted
 from basilica.core.status import DeploymentStatus
+from basilica.machine.high_water import HighWaterMark
+from basilica.machine.space_ahead import SpaceAhead
 from basilica.ports import NO_LIMITS, Deployment, Limits, UsageRow
 from basilica.stores import schema, tables
 from basilica.stores.bell import Bell
@@ -27,9 +30,18 @@ from basilica.stores.writer import Writer
 SLICE_SECONDS = 0.005
 """A long listing lets others have their turn in the loop this often."""
 
+MARK_SUFFIX = ".mark"
+"""The file beside the state file that says how far this had come."""
+
 
 class SqliteStore:
-    """`now` dates the events of spec changes, which come without a time of their own."""
+    """`now` dates the events of spec changes, which come without a time of their own.
+
+    `admit` is asked in the writer's thread before a new run is kept, and raises to refuse it; `release` gives up a
+    piece of held back space when the disk is full. `log_bytes_ahead`: how much space the write-ahead log keeps for
+    itself, so that what ends things can be written on a disk that somebody else fills. `damaged` are the runs whose
+    record turned out to be unreadable; `lost`, the version that the file should have had and the one it had.
+    """
 
     def __init__(
         self,
@@ -38,8 +50,16 @@ class SqliteStore:
         busy_seconds: float = schema.BUSY_SECONDS,
         cache_characters: int = CACHE_CHARACTERS,
         now: Callable[[], float] = time.time,
+        admit: Callable[[], None] = lambda: None,
+        release: Callable[[], bool] = lambda: False,
+        log_bytes_ahead: int = 0,
     ) -> None:
         self.path = path
+        self._log_space = SpaceAhead(path.with_name(path.name + "-wal"), log_bytes_ahead)
+        self.damaged: set[str] = set()
+        self.lost: tuple[int, int] | None = None
+        self._admit, self._release = admit, release
+        self._mark = HighWaterMark(path.with_name(path.name + MARK_SUFFIX))
         self._busy_seconds, self._now = busy_seconds, now
         self._cache = DeploymentCache(cache_characters)
         self._bell = Bell()
@@ -56,19 +76,41 @@ class SqliteStore:
             try:
                 schema.prepare(self.path, busy_seconds=self._busy_seconds)
                 self._reader = schema.connect(self.path, busy_seconds=self._busy_seconds, query_only=True)
+                await asyncio.to_thread(self._compare_with_mark)
                 self._announced = tables.newest_version(self._reader)
                 self._writer = Writer(
                     schema.connect(self.path, busy_seconds=self._busy_seconds),
                     explain=partial(schema.explain, path=self.path),
+                    release=self._release,
+                    kept=self._keep_mark,
                 )
             except BaseException:
                 await self.close()
                 raise
 
+    def _compare_with_mark(self) -> None:
+        """Find out whether commits were lost. Versions go on above those: who has seen one must not see it again."""
+        with closing(schema.connect(self.path, busy_seconds=self._busy_seconds)) as connection:
+            found = tables.newest_version(connection)
+            try:
+                expected = self._mark.read()
+            except ValueError:
+                expected = found
+            if expected > found:
+                self.lost = (expected, found)
+                tables.raise_version(connection, expected + 1)
+            self._mark.open(max(expected, found))
+
+    def _keep_mark(self, connection: sqlite3.Connection) -> None:
+        self._mark.note(tables.newest_version(connection))
+        self._log_space.keep()
+
     async def close(self) -> None:
         """Finish what is being written, end all iterations and waits, and give the file free."""
         if self._writer is not None:
             await self._writer.close()
+        self._mark.close()
+        self._log_space.close()
         self._bell.close()
         if self._reader is not None:
             self._reader.close()
@@ -84,9 +126,11 @@ class SqliteStore:
         idempotency_key: str | None = None,
         limits: Limits = NO_LIMITS,
     ) -> Deployment:
-        return await self._write(
-            lambda db: tables.create(db, deployment, tuple(events), idempotency_key, limits),
-        )
+        def create(db: sqlite3.Connection) -> Deployment:
+            self._admit()
+            return tables.create(db, deployment, tuple(events), idempotency_key, limits)
+
+        return await self._write(create, new=True)
 
     async def get(self, instance: str) -> Deployment:
         return self._look(instance)
@@ -97,22 +141,38 @@ class SqliteStore:
                 found = look(name)
             except DeploymentNotFound:
                 continue
+            except DeploymentDamaged as error:
+                if error.run.namespace == namespace:
+                    raise
+                continue
             if found.namespace == namespace:
                 return found
         raise DeploymentNotFound(name)
 
     async def deployments(self, namespace: str | None = None) -> list[Deployment]:
+        return [found for found in await self.listed(namespace) if isinstance(found, Deployment)]
+
+    async def listed(self, namespace: str | None = None) -> list[Deployment | DamagedRun]:
         with self._reading() as db:
             instances = tables.instances(db, namespace)
-        found = []
+        found: list[Deployment | DamagedRun] = []
         pause_at = time.monotonic() + SLICE_SECONDS
         for instance in instances:
             if time.monotonic() > pause_at:
                 await asyncio.sleep(0)
                 pause_at = time.monotonic() + SLICE_SECONDS
-            with suppress(DeploymentNotFound):  # deleted since the names were read
+            try:
                 found.append(self._look(instance))
+            except DeploymentNotFound:  # deleted since the names were read
+                continue
+            except DeploymentDamaged as error:
+                found.append(error.run)
         return found
+
+    async def instances(self) -> list[str]:
+        """All of which there is a record, readable or not."""
+        with self._reading() as db:
+            return tables.instances(db, None)
 
     async def live(self) -> list[str]:
         with self._reading() as db:
@@ -136,6 +196,10 @@ class SqliteStore:
         self, before: Deployment, status: DeploymentStatus, events: Sequence[Event] = (), *, now: float
     ) -> Deployment:
         return await self._write(lambda db: tables.save_status(db, before, status, tuple(events), now))
+
+    async def condemn(self, instance: str) -> Deployment:
+        now = self._now()
+        return await self._write(lambda db: tables.condemn(db, instance, Wanted.DELETE, now))
 
     async def delete(self, instance: str) -> None:
         if self._writer is None:
@@ -170,7 +234,11 @@ class SqliteStore:
         deployment = self._cache.get(instance)
         if deployment is None:
             with self._reading() as db:
-                deployment = tables.load(db, instance)
+                try:
+                    deployment = tables.load(db, instance)
+                except DeploymentDamaged:
+                    self.damaged.add(instance)
+                    raise
             self._cache.put(deployment)
         return deployment
 
@@ -185,18 +253,20 @@ class SqliteStore:
         with schema.explained(self.path):
             yield self._reader
 
-    async def _write(self, work: Callable[[sqlite3.Connection], Deployment]) -> Deployment:
+    async def _write(self, work: Callable[[sqlite3.Connection], Deployment], *, new: bool = False) -> Deployment:
         if self._writer is None:
             raise StoreUnavailable("the store is not open")
-        return await self._writer.write(work, self._announce)
+        return await self._writer.write(work, self._announce, new=new)
 
     def _announce(self, deployment: Deployment) -> None:
         if deployment.version > self._announced:  # else nothing was written
             self._announced = deployment.version
             self._cache.put(deployment)
+            self.damaged.discard(deployment.instance)
             self._bell.ring(deployment.instance)
 
     def _announce_deletion(self, instance: str, deleted: bool) -> None:
         if deleted:
             self._cache.drop(instance)
+            self.damaged.discard(instance)
             self._bell.ring(instance)

@@ -5,16 +5,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from basilica.core.errors import Conflict, DeploymentNotFound, NameInUse, StaleVersion
+from basilica.core.damage import DamagedRun
+from basilica.core.errors import Conflict, DeploymentDamaged, DeploymentNotFound, NameInUse, StaleVersion
 from basilica.core.events import Event, Reason, RecordedEvent
-from basilica.core.spec import DeploymentSpec
+from basilica.core.spec import DeploymentSpec, Wanted
 from basilica.core.status import DeploymentStatus
 from basilica.ports import NO_LIMITS, Deployment, Limits, UsageRow
-from basilica.stores.encoding import decode_spec, decode_status, encode_spec, encode_status, spec_digest
+from basilica.stores.encoding import Undecodable, decode_spec, decode_status, encode_spec, encode_status, spec_digest
 from basilica.stores.rules import (
     EVENTS_KEPT,
     IDEMPOTENCY_SECONDS,
     check_limits,
+    ending_stand_in,
     is_live,
     is_open,
     usage_of,
@@ -41,29 +43,12 @@ def create(
     _check_name_free(connection, deployment)
     _check_limits(connection, deployment.user, limits, new_deployments=1, new_ranks=deployment.spec.world.target)
     deployment = replace(deployment, version=_next_version(connection))
-    spec, status = deployment.spec, deployment.status
+    spec = deployment.spec
     try:
         _open_account(connection, deployment)
-        row = connection.execute(
-            """INSERT INTO deployments
-               (instance, user, namespace, name, version, live, open, target, terminal_at, status)
-               VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
-            (
-                deployment.instance,
-                deployment.user,
-                deployment.namespace,
-                spec.name,
-                deployment.version,
-                is_live(status),
-                is_open(spec, status),
-                spec.world.target,
-                status.terminal_at,
-                encode_status(status),
-            ),
-        ).lastrowid
+        row = _insert(connection, deployment)
     except sqlite3.IntegrityError:
         raise Conflict(f"the instance name {deployment.instance!r} has been given already") from None
-    assert row is not None
     connection.execute("INSERT INTO specs VALUES (?, ?)", (row, encode_spec(spec)))
     if idempotency_key is not None:
         connection.execute(
@@ -146,24 +131,149 @@ def delete(connection: sqlite3.Connection, instance: str) -> bool:
     return True
 
 
+def condemn(connection: sqlite3.Connection, instance: str, wanted: Wanted, now: float) -> Deployment:
+    """Have a run end whose record cannot be read: what is damaged of it is replaced by a stand-in."""
+    spec, status, problem = _parts(connection, instance)
+    after = ending_stand_in(damaged(connection, instance, problem, now), wanted, spec, status)
+    after = replace(after, version=_next_version(connection))
+    return _rewrite(connection, after)
+
+
+def _rewrite(connection: sqlite3.Connection, after: Deployment) -> Deployment:
+    updated = _row(
+        connection,
+        """UPDATE deployments SET name = ?, version = ?, live = ?, open = ?, target = ?, terminal_at = ?, status = ?
+           WHERE instance = ? RETURNING id""",
+        after.spec.name,
+        after.version,
+        is_live(after.status),
+        is_open(after.spec, after.status),
+        after.spec.world.target,
+        after.status.terminal_at,
+        encode_status(after.status),
+        after.instance,
+    )
+    assert updated is not None
+    connection.execute("INSERT OR REPLACE INTO specs VALUES (?, ?)", (updated[0], encode_spec(after.spec)))
+    return after
+
+
+def restore(connection: sqlite3.Connection, deployment: Deployment, events: Sequence[Event], now: float) -> None:
+    """Keep a run again of which there is no record any more, and its account if there is none."""
+    spec, version = deployment.spec, _next_version(connection)
+    row = _insert(connection, replace(deployment, version=version))
+    connection.execute("INSERT INTO specs VALUES (?, ?)", (row, encode_spec(spec)))
+    if _row(connection, "SELECT 1 FROM usage WHERE instance = ?", deployment.instance) is None:
+        _open_account(connection, deployment)
+    _record(connection, row, events, now, version)
+
+
+def raw(connection: sqlite3.Connection, instance: str) -> dict[str, object]:
+    """The stored record as it is, damaged or not."""
+    cursor = connection.execute(
+        "SELECT * FROM deployments LEFT JOIN specs ON deployment = id WHERE instance = ?", (instance,)
+    )
+    names = [column[0] for column in cursor.description]
+    return dict(zip(names, cursor.fetchone() or (), strict=False))
+
+
+def _insert(connection: sqlite3.Connection, deployment: Deployment) -> int:
+    spec, status = deployment.spec, deployment.status
+    row = connection.execute(
+        """INSERT INTO deployments
+           (instance, user, namespace, name, version, live, open, target, terminal_at, status)
+           VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+        (
+            deployment.instance,
+            deployment.user,
+            deployment.namespace,
+            spec.name,
+            deployment.version,
+            is_live(status),
+            is_open(spec, status),
+            spec.world.target,
+            status.terminal_at,
+            encode_status(status),
+        ),
+    ).lastrowid
+    assert row is not None
+    return row
+
+
+def damaged(connection: sqlite3.Connection, instance: str, problem: str, now: float = 0.0) -> DamagedRun:
+    """What is known of a run beside its record."""
+    row = _find(
+        connection,
+        """SELECT d.instance, d.user, d.namespace, d.name, d.target, d.version, created_at
+           FROM deployments d LEFT JOIN usage USING (instance) WHERE instance = ?""",
+        instance,
+    )
+    if row is None:
+        raise DeploymentNotFound(instance)
+    instance, user, namespace, name, target, version, created_at = row
+    return DamagedRun(
+        instance=instance,
+        user=user,
+        namespace=namespace,
+        name=name,
+        target=target,
+        created_at=now if created_at is None else created_at,
+        version=version,
+        problem=problem,
+    )
+
+
 def load(connection: sqlite3.Connection, instance: str) -> Deployment:
+    """The run; `DeploymentDamaged` if its record cannot be read."""
     row = _find(
         connection,
         """SELECT instance, user, namespace, version, spec, status
-           FROM deployments JOIN specs ON deployment = id WHERE instance = ?""",
+           FROM deployments LEFT JOIN specs ON deployment = id WHERE instance = ?""",
         instance,
     )
     if row is None:
         raise DeploymentNotFound(instance)
     instance, user, namespace, version, spec, status = row
-    return Deployment(
-        instance=instance,
-        user=user,
-        namespace=namespace,
-        spec=decode_spec(instance, spec),
-        status=decode_status(instance, status),
-        version=version,
+    try:
+        return Deployment(
+            instance=instance,
+            user=user,
+            namespace=namespace,
+            spec=_decode_spec(spec),
+            status=decode_status(status),
+            version=version,
+        )
+    except Undecodable as error:
+        raise DeploymentDamaged(damaged(connection, instance, str(error))) from None
+
+
+def _decode_spec(text: str | None) -> DeploymentSpec:
+    if text is None:
+        raise Undecodable("it has no spec")
+    return decode_spec(text)
+
+
+def _parts(connection: sqlite3.Connection, instance: str) -> tuple[DeploymentSpec | None, DeploymentStatus | None, str]:
+    """What of a run's record can be read, and what is wrong with the rest."""
+    row = _find(
+        connection,
+        "SELECT spec, status FROM deployments LEFT JOIN specs ON deployment = id WHERE instance = ?",
+        instance,
     )
+    if row is None:
+        raise DeploymentNotFound(instance)
+    spec: DeploymentSpec | None = None
+    status: DeploymentStatus | None = None
+    problems = []
+    try:
+        spec = _decode_spec(row[0])
+    except Undecodable as error:
+        problems.append(str(error))
+    try:
+        status = decode_status(row[1])
+    except Undecodable as error:
+        problems.append(str(error))
+    return spec, status, "; ".join(problems)
 
 
 def newest_named(connection: sqlite3.Connection, namespace: str, name: str) -> str:
@@ -183,6 +293,11 @@ def newest_version(connection: sqlite3.Connection) -> int:
     """That of the last change of all."""
     (version,) = connection.execute("SELECT version FROM counter").fetchone()
     return int(version)
+
+
+def raise_version(connection: sqlite3.Connection, version: int) -> None:
+    """Have the next change come after that version."""
+    connection.execute("UPDATE counter SET version = max(version, ?)", (version,))
 
 
 def instances(connection: sqlite3.Connection, namespace: str | None) -> list[str]:

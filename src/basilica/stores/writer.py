@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from basilica.core.errors import StoreUnavailable
+from basilica.core.errors import DiskFull, StoreUnavailable
 
 BATCH_MAX = 256
 """Bounds what one failing commit takes with it, and how long the first of a batch waits for the last."""
@@ -17,13 +17,17 @@ BATCH_MAX = 256
 Result = TypeVar("Result")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Write:
-    """`work` runs in the writer's thread, `committed` and `done` in the loop's. Its outcome is a result or an error."""
+    """`work` runs in the writer's thread, `committed` and `done` in the loop's. Its outcome is a result or an error.
+
+    `new`: it adds to what there is, so it may not use the space that is held back for ending things.
+    """
 
     work: Callable[[sqlite3.Connection], Any]
     committed: Callable[[Any], None]
     done: asyncio.Future[Any]
+    new: bool = False
     result: Any = None
     error: Exception | None = None
 
@@ -32,23 +36,34 @@ class Writer:
     """The one thread that writes. It owns the connection, and closes it.
 
     A write that raises is undone by itself and fails alone. When SQLite cannot go on (full disk, I/O error, lock),
-    the whole batch is undone and each of its writes fails with `StoreUnavailable`.
+    the whole batch is undone and each of its writes fails with `StoreUnavailable`. On a full disk, what is new fails
+    and the rest is tried again as often as `release` finds space for it. `kept` is called after each commit, here.
     """
 
-    def __init__(self, connection: sqlite3.Connection, explain: Callable[[sqlite3.Error], str]) -> None:
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        explain: Callable[[sqlite3.Error], str],
+        *,
+        release: Callable[[], bool] = lambda: False,
+        kept: Callable[[sqlite3.Connection], None] = lambda _: None,
+    ) -> None:
         self._connection, self._explain = connection, explain
+        self._release, self._kept = release, kept
         self._loop = asyncio.get_running_loop()
         self._queue: SimpleQueue[_Write | None] = SimpleQueue()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="basilica-writer", daemon=True)
         self._thread.start()
 
-    async def write(self, work: Callable[[sqlite3.Connection], Result], committed: Callable[[Result], None]) -> Result:
+    async def write(
+        self, work: Callable[[sqlite3.Connection], Result], committed: Callable[[Result], None], *, new: bool = False
+    ) -> Result:
         """Run `work` in a transaction. `committed` is called after the commit even if the caller has gone by then."""
         if self._closed:
             raise StoreUnavailable("the store is closed")
         done: asyncio.Future[Result] = self._loop.create_future()
-        self._queue.put(_Write(work, committed, done))
+        self._queue.put(_Write(work, committed, done, new))
         return await done
 
     async def close(self) -> None:
@@ -82,23 +97,31 @@ class Writer:
         return batch, False
 
     def _commit(self, batch: Sequence[_Write]) -> None:
-        if not batch:
-            return
-        try:
-            self._connection.execute("BEGIN IMMEDIATE")
-            for write in batch:
-                self._attempt(write)
-            self._connection.execute("COMMIT")
-        except sqlite3.Error as error:
-            if self._connection.in_transaction:
-                with suppress(sqlite3.Error):
-                    self._connection.execute("ROLLBACK")
-            problem = self._explain(error)
-            for write in batch:
-                write.error = StoreUnavailable(problem)
+        left = list(batch)
+        while left:
+            try:
+                self._connection.execute("BEGIN IMMEDIATE")
+                for write in left:
+                    self._attempt(write)
+                self._connection.execute("COMMIT")
+                break
+            except sqlite3.Error as error:
+                if self._connection.in_transaction:
+                    with suppress(sqlite3.Error):
+                        self._connection.execute("ROLLBACK")
+                full = disk_is_full(error)
+                problem = (DiskFull if full else StoreUnavailable)(self._explain(error))
+                failed = [write for write in left if write.new] if full and self._release() else left
+            for write in failed:
+                write.error = problem
+            left = [write for write in left if write not in failed]
+        if left:
+            with suppress(sqlite3.Error):  # it is committed, whatever becomes of this
+                self._kept(self._connection)
 
     def _attempt(self, write: _Write) -> None:
         self._connection.execute("SAVEPOINT write")
+        write.error = None
         try:
             write.result = write.work(self._connection)
         except Exception as error:
@@ -118,6 +141,12 @@ class Writer:
                 write.done.set_result(write.result)
             else:
                 write.done.set_exception(write.error)
+
+
+def disk_is_full(error: sqlite3.Error) -> bool:
+    """Also where SQLite found no space for its index of the write-ahead log."""
+    code: int = getattr(error, "sqlite_errorcode", 0)
+    return code & 0xFF == sqlite3.SQLITE_FULL or code == sqlite3.SQLITE_IOERR_SHMSIZE
 
 
 _OWN_FAULTS = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError, sqlite3.InterfaceError)

@@ -1,12 +1,14 @@
 """What the console in the browser asks for beyond what every client does."""
 
+from basilica.core.damage import DamagedRun
 from basilica.core.deployment import Deployment
 from basilica.core.events import RecordedEvent
 from basilica.core.phase import RankPhase
+from basilica.core.status import DeploymentStatus
 from basilica.core.why import why
 from basilica.wire import responses as out
 from basilica.wire.base import Outgoing
-from basilica.wire.render import render_event, render_summary, render_usage
+from basilica.wire.render import render_damaged, render_event, render_summary, render_usage
 
 
 class LoginLink(Outgoing):
@@ -55,4 +57,14 @@ def render_row(
         blocked_on=why(deployment.spec, deployment.status, now, unattended),
         stalled=sum(rank.stalled is not None and rank.phase is RankPhase.RUNNING for rank in deployment.status.ranks),
         last_event=None if last is None else render_event(last),
+    )
+
+
+def render_damaged_row(run: DamagedRun) -> RunRow:
+    summary = render_damaged(run)
+    return RunRow(
+        **dict(summary),
+        usage=render_usage(DeploymentStatus(created_at=run.created_at), None),
+        blocked_on=summary.message or "",
+        stalled=0,
     )

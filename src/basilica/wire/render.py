@@ -4,7 +4,9 @@ import math
 from collections.abc import Mapping
 
 from basilica.core import metering, policy
+from basilica.core.damage import DamagedRun
 from basilica.core.deployment import Deployment
+from basilica.core.errors import DeploymentDamaged
 from basilica.core.events import RecordedEvent
 from basilica.core.phase import Phase, RankPhase
 from basilica.core.reports import Report, Series
@@ -18,6 +20,7 @@ from basilica.wire.base import rfc3339, rfc3339_or_none
 
 UNKNOWN_EXIT_CODE = -1  # the wire demands a number where nobody knows one; the reason says `Unknown`
 ETCD_PORT = 2379
+DAMAGED = "damaged"  # no phase of a run: its record cannot be read
 NOTHING: Mapping[int, Report] = {}
 
 _RANK_PHASES = {
@@ -314,4 +317,25 @@ def render_summary(deployment: Deployment) -> out.DeploymentSummary:
         world_size=world,
         message=status.message or None,
         finished_at=rfc3339_or_none(status.terminal_at),
+    )
+
+
+def render_listed(run: Deployment | DamagedRun) -> out.DeploymentSummary:
+    """A run in the list of all, whether its record can be read or not."""
+    return render_damaged(run) if isinstance(run, DamagedRun) else render_summary(run)
+
+
+def render_damaged(run: DamagedRun) -> out.DeploymentSummary:
+    """Nothing is known of its world but the size; `message` says what is wrong and what to do."""
+    return out.DeploymentSummary(
+        instance_name=run.instance,
+        friendly_name=run.name,
+        state=DAMAGED.title(),
+        phase=DAMAGED,
+        replicas=out.Replicas(desired=run.target, ready=0),
+        created_at=rfc3339(run.created_at),
+        version=run.version,
+        world_size=out.World(ready=0, target=run.target, min=1, max=run.target, below_minimum=True),
+        message=str(DeploymentDamaged(run)),
+        finished_at=None,
     )

@@ -273,14 +273,23 @@ class UsageList(Outgoing):
     usage: list[UsageRecord]
 
 
+class TroubleView(Outgoing):
+    """What is wrong with the server as a whole, and what to do about it."""
+
+    kind: str
+    message: str
+    remedy: str
+
+
 class Health(Outgoing):
-    """Snake case, as the official client reads it."""
+    """Snake case, as the official client reads it. `status` is `healthy`, or `degraded` with the troubles named."""
 
     status: str
     version: str
     timestamp: str
     healthy_validators: int
     total_validators: int
+    troubles: list[TroubleView]
 
     model_config = ConfigDict(alias_generator=None)
 

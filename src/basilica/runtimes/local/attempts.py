@@ -24,7 +24,7 @@ class Attempt:
     """The record on disk is the truth; this mirrors it, and is brought up to date when somebody says so.
 
     `watch` is on the supervisor, or on the rank itself where the supervisor is gone (`orphaned`). `problem` is what is
-    wrong with its files, which the user should know.
+    wrong with its files, which the user should know, and `damage` names what of the record could not be read.
     """
 
     key: Key
@@ -39,6 +39,7 @@ class Attempt:
     claim: Claim | None = None
     problem: str = ""
     memory_kill: str = ""
+    damage: str = ""
 
     def seen(self, node: str) -> SeenRank:
         return SeenRank(
@@ -86,8 +87,17 @@ def shown(attempts: Iterable[Attempt]) -> list[Attempt]:
     return sorted(found, key=lambda attempt: attempt.key)
 
 
+def damages(attempts: Iterable[Attempt]) -> tuple[tuple[str, str], ...]:
+    """What the user should know of records that could not be read, as one warning."""
+    named = [f"rank {a.key.rank}, attempt {a.key.attempt} ({a.damage})" for a in attempts if a.damage]
+    if not named:
+        return ()
+    more = f" and {len(named) - 3} more" if len(named) > 3 else ""
+    unknown = "of what it does not tell, such as an exit code, nobody knows"
+    return (("RecordDamaged", f"the exit record is damaged of {'; '.join(named[:3])}{more}: {unknown}"),)
+
+
 def has_ended(layout: Layout, key: Key) -> bool:
-    """`ValueError` if the record cannot be understood."""
     record = read_record(layout.record(key))
     return record is not None and record.exit is not None
 
@@ -103,17 +113,14 @@ class OnDisk:
 
 
 def read_attempt(layout: Layout, key: Key, boot: str, now: float) -> OnDisk:
-    """All that the disk knows. An attempt of an earlier boot that has not ended is ended here: nobody knows how.
-
-    `ValueError` if the record cannot be understood.
-    """
+    """All that the disk knows. An attempt of an earlier boot that has not ended is ended here: nobody knows how."""
     try:
         record = read_record(layout.record(key))
     except UnusableFile as error:
         return OnDisk(problem=f"the record of rank {key.rank} cannot be read: {error}")
     if record is None:
         return OnDisk()
-    if record.exit is None and record.claim.boot != boot:
+    if record.exit is None and record.claim.boot != boot and not record.claim_lost:
         lost = Exit(exit_code=None, reason="Unknown", finished_at=now, by_platform=True)
         record = write_end(layout, key, record, lost)
     return OnDisk(record=record) if record.exit is None else with_output(layout, key, record, record.exit)

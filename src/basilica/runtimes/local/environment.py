@@ -18,7 +18,7 @@ INHERITED = frozenset({
 # The published client ships a function as a script that writes it to this file. That is a rank's own in a container; on
 # one machine all ranks of all runs would overwrite it under each other, so here it stands for a file of the rank.
 SHIPPED_SOURCE = "/tmp/__basilica_source.py"
-OWN_SOURCE = '"$BASILICA_CHECKPOINT_DIR/../rank-$BASILICA_RANK/source.py"'
+OWN_SOURCE = '"$BASILICA_CHECKPOINT_DIR/../results/$BASILICA_RANK.source.py"'
 
 
 def command_line(spec: DeploymentSpec) -> list[str]:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 IN_MODIFY = 0x2
 IN_DONT_FOLLOW = 0x02000000
+IN_MOVED_FROM, IN_DELETE, IN_DELETE_SELF, IN_MOVE_SELF = 0x40, 0x200, 0x400, 0x800
+TAKEN_AWAY = IN_MOVED_FROM | IN_DELETE | IN_DELETE_SELF | IN_MOVE_SELF  # a directory, or something in it
 IN_CLOEXEC = os.O_CLOEXEC
 IN_NONBLOCK = os.O_NONBLOCK
 LOOK_AGAIN_S = 0.2
@@ -26,12 +28,10 @@ class FileWatcher:
         if self._fd >= 0:
             self._loop.add_reader(self._fd, self._read)
 
-    def watch(self, path: str, changed: Callable[[], None]) -> Callable[[], None]:
-        """Call `changed` after each write to the file, until the returned function is called."""
+    def watch(self, path: str, changed: Callable[[], None], events: int = IN_MODIFY) -> Callable[[], None]:
+        """Call `changed` after each write to the file (or other event), until the returned function is called."""
         number = (
-            self._libc.inotify_add_watch(self._fd, os.fsencode(path), IN_MODIFY | IN_DONT_FOLLOW)
-            if self._fd >= 0
-            else -1
+            self._libc.inotify_add_watch(self._fd, os.fsencode(path), events | IN_DONT_FOLLOW) if self._fd >= 0 else -1
         )
         if number < 0:
             return self._watch_by_time(changed)

@@ -9,7 +9,10 @@
 └── runs/<instance>/
     ├── ports.json           ports of this run, picked once
     ├── checkpoints/         BASILICA_CHECKPOINT_DIR: survives restarts of ranks
-    ├── results/<r>.json     BASILICA_RESULT_FILE of rank r
+    ├── results/             what ranks write beside their output, made by themselves:
+    │   ├── <r>.json         BASILICA_RESULT_FILE of rank r
+    │   ├── <r>.<a>.error    the Python exception that attempt a of it failed with, if it did
+    │   └── <r>.source.py    the function that the published client shipped
     ├── reports/<r>.<a>.<p>  what process p of attempt a of rank r reported; made by itself, when it first does
     ├── commands             empty; there if a command ran beside a rank
     ├── workdir/             the unpacked archive of this run, if it has one
@@ -17,7 +20,6 @@
     └── rank-<r>/            locked by the supervisor of the attempt that runs
         ├── <a>.record       who runs attempt a, since when, and how it ended: a line each, appended
         ├── <a>.log          its output, standard and error
-        ├── <a>.error        the Python exception that it failed with; made by itself, if it does
         └── <a>.stop         somebody wants it to end
 
 An attempt costs two files, no more: some file systems take a millisecond to make one.
@@ -125,7 +127,7 @@ class Layout:
         return f"{self.root}/runs/{key.instance}/rank-{key.rank}/{key.attempt}.log"
 
     def error(self, key: Key) -> str:
-        return f"{self.root}/runs/{key.instance}/rank-{key.rank}/{key.attempt}.error"
+        return f"{self.root}/runs/{key.instance}/results/{key.rank}.{key.attempt}.error"
 
     def stop(self, key: Key) -> str:
         return f"{self.root}/runs/{key.instance}/rank-{key.rank}/{key.attempt}.stop"

@@ -12,10 +12,13 @@ BYTES_MAX = 1 << 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """`rendezvous` is 0 until the run has one."""
+    """`rendezvous` is 0 until the run has one. `user` and `name` are the run's: should its record be lost, this tells
+    whose it was."""
 
     master: int
     rendezvous: int = 0
+    user: str = ""
+    name: str = ""
 
 
 def ports_of(path: Path) -> Ports:
@@ -35,10 +38,11 @@ def ports_of(path: Path) -> Ports:
         return _write(path, Ports(master=held.getsockname()[1]))
 
 
-def remember_rendezvous(path: Path, port: int) -> None:
+def remember_rendezvous(path: Path, port: int, *, user: str, name: str) -> None:
     ports = ports_of(path)
-    if ports.rendezvous != port:
-        _write(path, replace(ports, rendezvous=port))
+    known = replace(ports, rendezvous=port, user=user, name=name)
+    if known != ports:
+        _write(path, known)
 
 
 def _parse(data: bytes) -> Ports:

@@ -6,6 +6,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 LOOK_AGAIN_S = 1.0
@@ -39,6 +40,25 @@ def _exists(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def supervisor_of(rank_directory: str) -> int | None:
+    """The process that holds the lock on a rank, as the kernel lists it; to try the lock would keep others from it."""
+    with suppress(OSError, ValueError):
+        inode = os.stat(rank_directory).st_ino
+        for line in Path("/proc/locks").read_text().splitlines():
+            _, kind, *_, pid, place, _, _ = line.replace(" -> ", " ").split()
+            if kind == "FLOCK" and place.rpartition(":")[2] == str(inode) and _is_supervisor(int(pid)):
+                return int(pid)
+    return None
+
+
+def _is_supervisor(pid: int) -> bool:
+    """By its name: numbers of files are the same on several disks."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_bytes().strip() == b"basilica-rank"
+    except OSError:
+        return False
 
 
 class Watch:

@@ -8,7 +8,7 @@ import json
 import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from basilica.machine import files
 from basilica.machine.files import UnusableFile
@@ -56,19 +56,27 @@ class Exit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """All that is known of one attempt."""
+    """All that is known of one attempt. `damage` names what of it could not be read."""
 
     claim: Claim
     running: Running | None = None
     exit: Exit | None = None
+    damage: str = ""
 
+    @property
+    def claim_lost(self) -> bool:
+        """Who has the attempt cannot be read; a claim that a power cut took is of another boot, and damages nothing."""
+        return bool(self.damage) and not self.claim.boot
+
+
+Line = TypeVar("Line", Claim, Running, Exit)
 
 # A power cut may leave the file without its lines: somebody had it, on another boot.
 NOBODY = Claim(pid=0, start=0, boot="", claimed_at=0.0)
 
 
 def read_record(path: str) -> Record | None:
-    """What is known of the attempt, None if nobody has it. `ValueError`: another version of basilica wrote it.
+    """What is known of the attempt, None if nobody has it. What is damaged of it is named, and hides nothing else.
 
     `UnusableFile`: something else is in its place.
     """
@@ -80,27 +88,44 @@ def read_record(path: str) -> Record | None:
 
 def parse_record(data: bytes) -> Record:
     """A line that a power cut left without its end does not count."""
-    claim = NOBODY
-    running: Running | None = None
-    exit: Exit | None = None
-    for text in data.split(b"\n")[:-1]:
-        line = json.loads(text)
-        if line.pop("format", None) != supervisor.FORMAT:
-            raise ValueError("a record of another version of basilica")
-        match line.pop("what"):
-            case "claim":
-                claim = Claim(**{**line, "gpus": tuple(line["gpus"]), "cgroups": tuple(line["cgroups"])})
-            case "running":
-                running = Running(**line)
-            case "exit" if exit is None:  # the first word stands
-                exit = Exit(**line)
-    return Record(claim=claim, running=running, exit=exit)
+    record = Record(claim=NOBODY)
+    for number, text in enumerate(data.split(b"\n")[:-1], 1):
+        try:
+            record = _with_line(record, json.loads(text))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            record = replace(record, damage=record.damage or f"its line {number} cannot be read")
+    return record
+
+
+def _with_line(record: Record, line: dict[str, Any]) -> Record:
+    if line.pop("format", None) != supervisor.FORMAT:
+        return replace(record, damage=record.damage or "another version of basilica wrote it")
+    match line.pop("what"):
+        case "claim":
+            claim = Claim(**{**line, "gpus": tuple(line["gpus"]), "cgroups": tuple(line["cgroups"])})
+            return replace(record, claim=_checked(claim, pid=int, start=int, boot=str))
+        case "running":
+            return replace(record, running=_checked(Running(**line), pid=int, start=int, started_at=(int, float)))
+        case "exit" if record.exit is None:  # the first word stands
+            return replace(record, exit=_checked(Exit(**line), finished_at=(int, float), reason=str))
+    return record
+
+
+def _checked(value: Line, **types: type | tuple[type, ...]) -> Line:
+    """Only what others compute with is looked at: `ValueError` if it is nothing to compute with."""
+    for name, kind in types.items():
+        if not isinstance(getattr(value, name), kind):
+            raise ValueError(name)
+    return value
 
 
 def append_exit(path: str, exit: Exit, record: Record | None = None) -> None:
     """Write down how the attempt ended. If something else is in the place of the record, `record` is written anew."""
     try:
-        with files.opened(path, os.O_WRONLY | os.O_APPEND) as fd:
+        with files.opened(path, os.O_RDWR | os.O_APPEND) as fd:
+            size = os.fstat(fd).st_size
+            if size and os.pread(fd, 1, size - 1) != b"\n":  # a line without its end would take this one with it
+                os.write(fd, b"\n")
             supervisor.append(fd, "exit", _fields(exit))
     except (FileNotFoundError, UnusableFile):
         if record is None:

@@ -9,7 +9,7 @@ from basilica.machine.files import UnusableFile
 from basilica.runtimes.local import supervisor
 from basilica.runtimes.local.attempts import OnDisk, has_ended, read_attempt
 from basilica.runtimes.local.layout import Key, Layout, number_of
-from basilica.runtimes.local.records import read_record
+from basilica.runtimes.local.records import NOBODY, Record, read_record
 
 RESULT_BYTES_MAX = 8 << 20
 RESULTS_BYTES_MAX = 128 << 20  # of all ranks together: they travel in one answer
@@ -30,6 +30,18 @@ def all_ended(layout: Layout, instance: str) -> bool:
 
 def read_run(layout: Layout, instance: str, boot: str, now: float) -> dict[Key, OnDisk]:
     return {key: read_attempt(layout, key, boot, now) for key in layout.keys(instance)}
+
+
+def read_records(layout: Layout, instance: str) -> dict[Key, Record | None]:
+    """The records of a run alone, as they are; one that is no file is a damaged one."""
+    return {key: _record_of(layout.record(key)) for key in layout.keys(instance)}
+
+
+def _record_of(path: str) -> Record | None:
+    try:
+        return read_record(path)
+    except UnusableFile as error:
+        return Record(claim=NOBODY, damage=str(error))
 
 
 def read_results(layout: Layout, instance: str) -> dict[int, bytes | BadResult]:

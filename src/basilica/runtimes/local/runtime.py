@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, suppress
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -22,10 +23,12 @@ from basilica.core.seen import Sight, Sighting, Stalled
 from basilica.descriptors import more_descriptors
 from basilica.machine import files
 from basilica.machine.pools import Pool
+from basilica.machine.reserve import Reserve
+from basilica.machine.state_dir import RESERVE_FILE
 from basilica.ports import Exited, InUse, LogChunk, Output, Run, StoredArchive
 from basilica.runtimes.local import cgroups
 from basilica.runtimes.local.archives import Archives
-from basilica.runtimes.local.attempts import Attempt, shown
+from basilica.runtimes.local.attempts import Attempt, damages, shown
 from basilica.runtimes.local.background import Background
 from basilica.runtimes.local.bench import CORES, Benches
 from basilica.runtimes.local.capabilities import Capability, capabilities_of, warnings_of
@@ -42,6 +45,7 @@ from basilica.runtimes.local.line import GpuLine
 from basilica.runtimes.local.ports import Ports, ports_of, remember_rendezvous
 from basilica.runtimes.local.rendezvous import LocalRendezvous
 from basilica.runtimes.local.reports import Reports
+from basilica.runtimes.local.run_as import Access, User
 from basilica.runtimes.local.run_files import finish_removing, read_results, remove_run, unended
 from basilica.runtimes.local.starting import Starting
 from basilica.runtimes.local.stopping import Stopping
@@ -77,10 +81,17 @@ class LocalRuntime:
         python: str = sys.executable,
         log_limit_bytes: int = LOG_LIMIT_BYTES,
         clock: SteadyClock | None = None,
+        reserve: Reserve | None = None,
+        run_as: User | None = None,
     ) -> None:
-        """`hosts`: network namespaces that ranks are spread over, all of which reach `rendezvous_address`."""
+        """`hosts`: network namespaces that ranks are spread over, all of which reach `rendezvous_address`.
+
+        `reserve`: space that is held back, without which nothing could be stopped or removed on a full disk. `run_as`:
+        the user that ranks run as, in `/` unless they say otherwise; None is the server's own.
+        """
         self._layout = Layout(state_dir.absolute())
         self._clock = clock or SteadyClock()
+        self._reserve = Reserve(self._layout.root / RESERVE_FILE) if reserve is None else reserve
         # What users' files and archives cost is not to be paid by the control plane, so each has threads of its own.
         self._own_work = Pool("control", CONTROL_THREADS)
         self._reading = Pool("reading", READING_THREADS)
@@ -95,12 +106,14 @@ class LocalRuntime:
             python=python,
             complaints=self._layout.complaints,
             host=rendezvous_address,
+            users=() if run_as is None else (run_as.uid,),
         )
         self._inventory = gpus
         self._line = GpuLine(gpus or GpuInventory())
         self._python = python
         self._log_limit = log_limit_bytes
-        self._directory = os.getcwd()
+        self._access = Access(run_as)
+        self._directory = os.getcwd() if run_as is None else "/"
         self._cgroups = cgroups.Cgroups()
         self._table = Table()
         self._changes = Changes()
@@ -114,7 +127,8 @@ class LocalRuntime:
         with or_unavailable("cannot use the state directory"):
             for directory in (self._layout.root, self._layout.runs):
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._wakeups = Wakeups(self._layout.wake, self._told, self._told_too_much)
+                self._access.passage(directory)
+            self._wakeups = Wakeups(self._layout.wake, self._told, self._told_too_much, self._access.bell)
         self._changes.open(wake)
         self._fork_server = ForkServer(
             python=self._python, complaints=self._layout.complaints, descriptors=more_descriptors()
@@ -161,6 +175,7 @@ class LocalRuntime:
             background=self._background,
             clock=self._clock,
             pool=self._own_work,
+            reserve=self._reserve,
         )
         self._benches = Benches(
             self._layout,
@@ -192,6 +207,7 @@ class LocalRuntime:
             log_limit=self._log_limit,
             directory=self._directory,
             clock=self._clock,
+            access=self._access,
         )
         self._launching = Launching(
             starting=self._starting,
@@ -211,6 +227,7 @@ class LocalRuntime:
             launching=self._launching,
             changes=self._changes,
             pool=self._own_work,
+            access=self._access,
             prepare=self._open_rendezvous,
         )
 
@@ -249,6 +266,7 @@ class LocalRuntime:
             warnings=(
                 *warnings_of(run.spec.resources, self._cgroups, self._line.inventory),
                 *(warning for attempt in attempts for warning in attempt.warnings),
+                *damages(attempts),
                 *self._rendezvous.warnings(run.instance),
             ),
         )
@@ -315,7 +333,7 @@ class LocalRuntime:
         if self._unpacking is not None:
             await self._unpacking.forget(run.instance)
         with or_unavailable(f"cannot remove what is kept of {run.instance}"):
-            await self._own_work.run(remove_run, self._layout, run.instance)
+            await self._own_work.run(self._reserve.spend, partial(remove_run, self._layout, run.instance))
         self._table.remove(run.instance)
 
     # --------------------------------------------------------------------------------------------------- rendezvous
@@ -333,7 +351,8 @@ class LocalRuntime:
                 wished = (await self._own_work.run(_ports_of, path)).rendezvous
             port = await self._rendezvous.open(instance, wished or None)
             with or_unavailable(f"cannot keep the ports of {instance}"):
-                await self._own_work.run(remember_rendezvous, path, port)
+                keep = partial(remember_rendezvous, path, port, user=run.user, name=run.spec.name)
+                await self._own_work.run(keep)
         seen = self._rendezvous.seen(instance)
         if seen is not None and self._changes.is_open:
             self._hosts.watch(instance, run.spec.world.target, seen.endpoint, self._changes.wake)

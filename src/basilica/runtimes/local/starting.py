@@ -16,6 +16,7 @@ from basilica.runtimes.local.hosts import Hosts
 from basilica.runtimes.local.layout import Key, Layout
 from basilica.runtimes.local.ports import ports_of
 from basilica.runtimes.local.reports import Reports
+from basilica.runtimes.local.run_as import Access
 from basilica.runtimes.local.task import CommandTask, RankTask, StartRequest
 
 
@@ -33,12 +34,17 @@ class Starting:
     log_limit: int
     directory: str
     clock: SteadyClock
+    access: Access
 
     def request(self, run: Run, granted: Mapping[Launch, tuple[str, ...]]) -> StartRequest:
         """Start these, each with the GPUs that it was given."""
+        self.access.passage(self.layout.run(run.instance))
         with suppress(FileExistsError):  # what a rank made of it is its own affair: nobody here reads it
-            self.layout.checkpoints(run.instance).mkdir(mode=0o700, exist_ok=True)
+            self.access.give(self.layout.checkpoints(run.instance))
         files.make_directory(str(self.layout.results(run.instance)))
+        self.access.give(self.layout.results(run.instance))
+        if self.access.user is not None:  # else they make it themselves, when they first report
+            self.access.give(self.layout.reports(run.instance))
         environment = self._common(run)
         return StartRequest(
             argv=command_line(run.spec),
@@ -50,6 +56,7 @@ class Starting:
             wake=str(self.layout.wake),
             clock_zero=self.clock.zero,
             ranks=[self._task(run, launch, uuids, environment) for launch, uuids in granted.items()],
+            user=self.access.ids,
         )
 
     def environment(self, run: Run, launch: Launch, uuids: tuple[str, ...]) -> dict[str, str]:
@@ -59,7 +66,7 @@ class Starting:
     def command(self, run: Run, launch: Launch, uuids: tuple[str, ...], argv: Sequence[str]) -> CommandTask:
         """A command beside this attempt, within its limits."""
         return CommandTask(
-            argv=list(argv),
+            argv=self.access.command(argv),
             env=self.environment(run, launch, uuids),
             cwd=self.workdir(run),
             cgroups=list(self._groups_of(run, launch).tasks),
@@ -85,7 +92,7 @@ class Starting:
             run,
             master=(self.hosts.of_rank(0).address, ports.master),
             rendezvous=f"{self.rendezvous_address}:{ports.rendezvous}",
-            server=os.environ,
+            server=self.access.environment(os.environ),
             checkpoints=str(self.layout.checkpoints(run.instance)),
         )
 

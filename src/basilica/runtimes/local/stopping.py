@@ -10,10 +10,12 @@ import logging
 import signal
 import time
 from dataclasses import dataclass, field
+from functools import partial
 
 from basilica.clocks import SteadyClock
 from basilica.core.seen import Sight
 from basilica.machine.pools import Pool
+from basilica.machine.reserve import Reserve
 from basilica.runtimes.local.attempts import Attempt
 from basilica.runtimes.local.background import Background
 from basilica.runtimes.local.layout import Key, Layout
@@ -41,6 +43,7 @@ class Stopping:
     background: Background
     pool: Pool
     clock: SteadyClock
+    reserve: Reserve
     _due: dict[Key, float] = field(default_factory=dict)  # when those that were asked to end are overdue
 
     async def stop(self, key: Key, grace_seconds: float) -> None:
@@ -77,8 +80,8 @@ class Stopping:
 
     def _ask(self, key: Key, grace_seconds: float, never_started: Exit) -> bool:
         """Write it down. True if that was in time for the attempt never to start."""
-        write_stop(self.layout.stop(key), grace_seconds)
-        return bury(self.layout.record(key), never_started)
+        self.reserve.spend(partial(write_stop, self.layout.stop(key), grace_seconds))
+        return self.reserve.spend(partial(bury, self.layout.record(key), never_started))
 
     async def _insist(self, key: Key, due: float) -> None:
         """See to it that an attempt which was asked to end does."""

@@ -158,6 +158,7 @@ class Supervisor:
         self.kill_at = NEVER
         self.kill_pause = KILL_AGAIN_AFTER_S
         self.log: LogLimit | None = None
+        self.user = request.get("user")
 
     def file(self, kind: str) -> str:
         return f"{self.directory}/{self.task['attempt']}.{kind}"
@@ -243,6 +244,8 @@ class Supervisor:
             log = create_log(self.file("log"))
         except OSError as error:
             return 126, f"cannot write the log: {error.strerror}"
+        if self.user is not None:
+            os.fchown(log, *self.user)  # /dev/stderr is this file, opened once more
         self.log = LogLimit(log, self.directory_fd, self.request["log_limit"])
         problem = enter(self.request["cwd"])
         if problem is None:
@@ -278,6 +281,12 @@ class Supervisor:
 
     def spawn(self, log: int) -> tuple[int, str] | None:
         """`OSError` for a shortage that may pass."""
+        with real_user(self.user):
+            if self.user is not None and not os.access(".", os.X_OK):
+                return 126, f"the user that ranks run as may not enter the directory {self.request['cwd']}"
+            return self.spawn_as_real_user(log)
+
+    def spawn_as_real_user(self, log: int) -> tuple[int, str] | None:
         argv = self.task["argv"] or self.request["argv"]
         program = argv[0]
         env = {**self.request["env"], **self.task["env"]}
@@ -293,6 +302,7 @@ class Supervisor:
                         (os.POSIX_SPAWN_DUP2, log, 1),
                         (os.POSIX_SPAWN_DUP2, log, 2),
                     ],
+                    resetids=self.user is not None,
                     setsid=True,
                     setsigmask=(),
                     setsigdef=self.server.changed_signals,
@@ -498,6 +508,24 @@ def memory_rlimit(limit: int | None) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+@contextmanager
+def real_user(user: tuple[int, int] | None) -> Iterator[None]:
+    """Have the rank's user and group for our real ones: what is spawned with `resetids` then has no others, and we keep
+    our rights. No longer than for the spawn: whose real user one is may be signalled by that user."""
+    if user is None:
+        yield
+        return
+    uids, gids = os.getresuid(), os.getresgid()
+    os.setgroups([])
+    os.setresgid(user[1], gids[1], gids[2])
+    os.setresuid(user[0], uids[1], uids[2])
+    try:
+        yield
+    finally:
+        os.setresuid(*uids)
+        os.setresgid(*gids)
 
 
 def candidates(program: str, path: str) -> list[str]:

@@ -1,6 +1,6 @@
 """What the control plane tells the fork server about the ranks to start: the shape of one request and its answer."""
 
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 
 class CgroupTask(TypedDict):
@@ -39,6 +39,7 @@ class StartRequest(TypedDict):
 
     `grace` is for a stop that could not say its own, the disk being full. `clock_zero` is the moment at which the
     kernel's counter of seconds since boot was zero, on the time line of who asks: the moments in records are on it.
+    `user`: the uid and gid that ranks run as, if not the server's.
     """
 
     argv: list[str]
@@ -50,6 +51,7 @@ class StartRequest(TypedDict):
     wake: str
     clock_zero: float
     ranks: list[RankTask]
+    user: NotRequired[tuple[int, int] | None]
 
 
 class StartReply(TypedDict):

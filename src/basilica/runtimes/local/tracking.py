@@ -5,6 +5,7 @@ none, stops nobody. One look at an attempt at a time; what happens meanwhile lea
 """
 
 import logging
+import os
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,7 @@ from basilica.runtimes.local.changes import Changes
 from basilica.runtimes.local.layout import Key, Layout
 from basilica.runtimes.local.line import GpuLine
 from basilica.runtimes.local.orphans import bury_orphan
-from basilica.runtimes.local.processes import Watch
+from basilica.runtimes.local.processes import Watch, supervisor_of
 from basilica.runtimes.local.records import NOBODY, Exit, Record, Running
 from basilica.runtimes.local.reports import Reports
 from basilica.runtimes.local.run_files import read_run
@@ -156,6 +157,8 @@ class Tracking:
             self._unclaimed(key, known)
         elif on_disk.ended is not None:
             self._end(key, record.running, on_disk.ended, on_disk)
+        elif record.claim_lost:
+            self._take_in_damaged(key, record)
         else:
             self._claimed(key, record)
 
@@ -168,6 +171,17 @@ class Tracking:
             self.changes.tell(key.instance)
         if attempt.watch is None and attempt.sight is not Sight.UNKNOWN:
             self.background.spawn(self._bury(key))
+
+    def _take_in_damaged(self, key: Key, record: Record) -> None:
+        """Who has the attempt cannot be read. The lock on its rank tells whether somebody does; if nobody, it ended."""
+        log.warning("the record of %s is damaged: %s", key, record.damage)
+        self.table.entry(key, Sight.STARTING)
+        holder = supervisor_of(os.path.dirname(self.layout.record(key)))
+        if holder is None:
+            self.background.spawn(self._bury(key))
+            return
+        claim = replace(record.claim, pid=holder, start=supervisor.start_time(holder), boot=self._boot)
+        self._claimed(key, replace(record, claim=claim))
 
     def _unclaimed(self, key: Key, known: Attempt | None) -> None:
         if known is None or known.watch is not None or known.sight is Sight.QUEUED:
@@ -210,7 +224,7 @@ class Tracking:
         if self.table.find(key) is not attempt or attempt.orphaned:
             return
         record = on_disk.record
-        if record is None or on_disk.ended is not None:
+        if record is None or on_disk.ended is not None or record.claim_lost:
             self._take_in(key, on_disk)
             return
         attempt.orphaned = True
@@ -256,6 +270,7 @@ class Tracking:
         attempt.unwatch()
         attempt.sight, attempt.note, attempt.stalled = Sight.ENDED, "", None
         attempt.started_at = None if running is None else running.started_at
+        attempt.damage = "" if on_disk.record is None else on_disk.record.damage
         attempt.ended, attempt.problem = ended, on_disk.problem or attempt.problem
         attempt.memory_kill = on_disk.memory_kill
 

@@ -19,6 +19,7 @@ from basilica.runtimes.local.changes import Changes
 from basilica.runtimes.local.launching import Launching, startable
 from basilica.runtimes.local.layout import Key, Layout
 from basilica.runtimes.local.records import Exit, bury
+from basilica.runtimes.local.run_as import Access
 from basilica.runtimes.local.table import Table
 from basilica.runtimes.local.tracking import Tracking
 
@@ -37,6 +38,7 @@ class Unpacking:
     launching: Launching
     changes: Changes
     pool: Pool
+    access: Access
     prepare: Callable[[Run], Awaitable[None]]
     _done: set[str] = field(default_factory=set)
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
@@ -74,7 +76,9 @@ class Unpacking:
             if before is not None:
                 await asyncio.wait({before})
             assert run.spec.archive is not None
-            await self.archives.unpack(run.user, run.spec.archive, self.layout.workdir(run.instance))
+            target = self.layout.workdir(run.instance)
+            await self.archives.unpack(run.user, run.spec.archive, target)
+            await self.pool.run(self.access.give_tree, target)
         except CannotUnpack as error:
             await self._fail(self._still(waiting), str(error))
             return

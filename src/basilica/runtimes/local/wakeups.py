@@ -30,8 +30,16 @@ class Told:
 
 
 class Wakeups:
-    def __init__(self, path: Path, told: Callable[[Told], None], lost: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        told: Callable[[Told], None],
+        lost: Callable[[], None],
+        made: Callable[[Path], None] = lambda _: None,
+    ) -> None:
+        """`made` is called with the path whenever the FIFO was made, before anybody is waited for."""
         self._path = path
+        self._made = made
         self._told = told
         self._lost = lost
         self._loop = asyncio.get_running_loop()
@@ -47,6 +55,7 @@ class Wakeups:
             self.close()
         files.remove(str(self._path))
         os.mkfifo(self._path, 0o600)
+        self._made(self._path)
         # Opened for both: with a writer always there, the end of the last supervisor is no end of file.
         self._fd = os.open(self._path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._loop.add_reader(self._fd, self._read)

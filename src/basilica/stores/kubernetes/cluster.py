@@ -17,7 +17,7 @@ from basilica.kube.userdeployment import EVERYWHERE, NAME_LABEL, Json, path_of
 from basilica.stores.kubernetes import codec, writing
 from basilica.stores.kubernetes.calls import is_gone, read_secret, unavailable
 from basilica.stores.kubernetes.mirror import EventMirror
-from basilica.stores.kubernetes.records import Record, Records
+from basilica.stores.kubernetes.records import Record, Records, friendly_name_of
 
 SYNC_SECONDS = 30.0
 
@@ -67,9 +67,9 @@ class Cluster:
 
     def named(self, namespace: str, name: str) -> Record | None:
         record = self.records.get(name)
-        if record is not None and record.namespace == namespace and record.deployment is not None:
+        if record is not None and record.namespace == namespace and not record.refused:
             return record
-        mine = [r for r in self.records.all(namespace) if r.deployment is not None and r.deployment.spec.name == name]
+        mine = [r for r in self.records.all(namespace) if not r.refused and friendly_name_of(r.obj) == name]
         return max(mine, key=lambda r: r.age_order, default=None)
 
     async def whole(self, record: Record) -> Deployment:

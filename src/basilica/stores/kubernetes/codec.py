@@ -116,7 +116,7 @@ def state_text(status: DeploymentStatus) -> str:
 
 def state_of(instance: str, text: str) -> DeploymentStatus:
     try:
-        return decode_status(instance, unpack(text))
+        return decode_status(unpack(text))
     except (ValueError, zlib.error) as error:
         raise StoreUnavailable(f"the stored status of {instance} cannot be read: {error}") from None
 

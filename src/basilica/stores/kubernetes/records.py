@@ -2,11 +2,20 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
+from basilica.core.damage import DamagedRun
 from basilica.core.deployment import Deployment, Owner
-from basilica.core.errors import BasilicaError, DeploymentNotFound, StoreUnavailable, ValidationError
+from basilica.core.errors import (
+    BasilicaError,
+    DeploymentDamaged,
+    DeploymentNotFound,
+    StoreUnavailable,
+    ValidationError,
+)
 from basilica.core.names import namespace_of
+from basilica.core.spec import DeploymentSpec, Wanted
 from basilica.core.status import DeploymentStatus
 from basilica.kube.informer import version_of
 from basilica.kube.userdeployment import (
@@ -24,6 +33,7 @@ from basilica.kube.userdeployment import (
 from basilica.stores.bell import Bell
 from basilica.stores.kubernetes.codec import Folded, events_of, resolved, state_of
 from basilica.stores.kubernetes.writing import is_held
+from basilica.stores.rules import ending_stand_in
 
 GONE_KEPT = 10_000
 
@@ -86,7 +96,25 @@ class Record:
             return self.deployment
         if self.refused:
             raise DeploymentNotFound(self.instance)
-        raise StoreUnavailable(f"{self.namespace}/{self.name} cannot be read: {self.problem}")
+        raise DeploymentDamaged(self.damage())
+
+    @property
+    def damaged(self) -> bool:
+        """It is a run, and cannot be read."""
+        return self.deployment is None and not self.refused
+
+    def damage(self) -> DamagedRun:
+        """What is known of a run that cannot be read."""
+        return DamagedRun(
+            instance=self.instance,
+            user=user_of(self.namespace),
+            namespace=self.namespace,
+            name=friendly_name_of(self.obj),
+            target=_target_of(self.obj),
+            created_at=_new_status(self.obj).created_at,
+            version=self.version,
+            problem=str(self.problem),
+        )
 
 
 def record_of(obj: Json, secrets: Mapping[str, str], earlier: Record | None) -> Record:
@@ -106,7 +134,8 @@ def record_of(obj: Json, secrets: Mapping[str, str], earlier: Record | None) -> 
         requested = events_of(instance, (obj["metadata"].get("annotations") or {}).get(REQUESTED, ""))
         observed = events_of(instance, status.get("events", ""))
     except (ValidationError, StoreUnavailable) as error:
-        return Record(obj=obj, instance=instance, version=version, deployment=None, problem=error)
+        damaged = Record(obj=obj, instance=instance, version=version, deployment=None, problem=error)
+        return _leaving(damaged, secrets) if damaged.damaged and damaged.deleting else damaged
     return Record(
         obj=obj,
         instance=instance,
@@ -115,6 +144,34 @@ def record_of(obj: Json, secrets: Mapping[str, str], earlier: Record | None) -> 
         requested=resolved(requested, version, earlier.requested if earlier else ()),
         observed=resolved(observed, version, earlier.observed if earlier else ()),
     )
+
+
+def _leaving(record: Record, secrets: Mapping[str, str]) -> Record:
+    """A run that cannot be read and is to be deleted, as the controller can turn it: else it would stay for ever."""
+    spec: DeploymentSpec | None = None
+    status: DeploymentStatus | None = None
+    with suppress(ValidationError):
+        spec = spec_of(record.obj, secrets)
+    with suppress(StoreUnavailable):
+        state = (record.obj.get("status") or {}).get("state")
+        status = state_of(record.instance, state) if state else None
+    stand_in = ending_stand_in(record.damage(), Wanted.DELETE, spec, status)
+    owner = Owner(record.name, record.uid)
+    return replace(record, deployment=replace(stand_in, owner=owner))
+
+
+def friendly_name_of(obj: Json) -> str:
+    """What its user calls a run, readable or not."""
+    name = (obj.get("spec") or {}).get("name")
+    return name if isinstance(name, str) and name else str(obj["metadata"]["name"])
+
+
+def _target_of(obj: Json) -> int:
+    """How many ranks a run has, as far as that can be told."""
+    try:
+        return int(obj["spec"]["distributed"]["worldSize"]["target"])
+    except (KeyError, TypeError, ValueError):
+        return 1
 
 
 def user_of(namespace: str) -> str:
@@ -228,9 +285,13 @@ class Records:
 
     def runs(self, namespace: str | None = None) -> list[Deployment]:
         """Newest first."""
-        found = [record for record in self.all(namespace) if record.deployment is not None]
+        return [run for run in self.listed(namespace) if isinstance(run, Deployment)]
+
+    def listed(self, namespace: str | None = None) -> list[Deployment | DamagedRun]:
+        """Newest first, those that cannot be read too."""
+        found = [record for record in self.all(namespace) if not record.refused]
         found.sort(key=lambda record: record.age_order, reverse=True)
-        return [record.run() for record in found]
+        return [record.damage() if record.deployment is None else record.deployment for record in found]
 
     def changed_since(self, version: int) -> list[str]:
         """Instances in the order of their last change, those that are gone too."""

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from weakref import WeakValueDictionary
 
+from basilica.core.damage import DamagedRun
 from basilica.core.deployment import Deployment
 from basilica.core.errors import DeploymentNotFound, StaleVersion, StoreUnavailable
 from basilica.core.events import Event, RecordedEvent
@@ -27,7 +28,7 @@ from basilica.stores.kubernetes.calls import core_path, is_gone, unavailable
 from basilica.stores.kubernetes.cluster import Cluster
 from basilica.stores.kubernetes.ledger import Ledger
 from basilica.stores.kubernetes.records import Record
-from basilica.stores.rules import is_live, is_open, usage_of
+from basilica.stores.rules import ending_stand_in, is_live, is_open, usage_of
 
 log = logging.getLogger("basilica.store")
 
@@ -98,6 +99,9 @@ class KubernetesStore:
 
     async def deployments(self, namespace: str | None = None) -> list[Deployment]:
         return self._cluster.records.runs(namespace)
+
+    async def listed(self, namespace: str | None = None) -> list[Deployment | DamagedRun]:
+        return self._cluster.records.listed(namespace)
 
     async def live(self) -> list[str]:
         return [d.instance for d in reversed(self._cluster.records.runs()) if is_open(d.spec, d.status)]
@@ -185,6 +189,20 @@ class KubernetesStore:
             text = codec.events_text(requested, codec.REQUESTED_KEPT, codec.REQUESTED_BYTES)
             body["metadata"]["annotations"] = {REQUESTED: text}
         return await self._cluster.whole(self._cluster.wrote(await self._cluster.patch(record, body), events, now))
+
+    async def condemn(self, instance: str) -> Deployment:
+        """Kubernetes' own mark is enough: with it, what cannot be read is read as a stand-in."""
+        async with self._lock(instance):
+            for _ in range(TRIES):
+                record = self._cluster.known(instance)
+                if record.deployment is not None:
+                    return await self._mark_deleted(record, record.deployment.spec.ended_by(Wanted.DELETE))
+                stand_in = ending_stand_in(record.damage(), Wanted.DELETE, None, None)
+                try:
+                    return await self._mark_deleted(replace(record, deployment=stand_in), stand_in.spec)
+                except StaleVersion:
+                    continue  # what is newer has been read by now
+        raise StoreUnavailable(f"{instance} is changed by others all the time; try again")
 
     async def _mark_deleted(self, record: Record, spec: DeploymentSpec) -> Deployment:
         """Deleting is Kubernetes' own: our finalizer holds the object until its ranks are stopped and recorded."""

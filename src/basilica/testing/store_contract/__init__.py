@@ -8,6 +8,7 @@ class TestMyStore(StoreContract):
 
 from basilica.testing.store_contract.admitting import Admitting
 from basilica.testing.store_contract.changing import Changing
+from basilica.testing.store_contract.damage import Damage
 from basilica.testing.store_contract.keeping import Keeping
 from basilica.testing.store_contract.keys import KeysContract
 from basilica.testing.store_contract.stories import CREATED, a_run, ended, let_others_run, run
@@ -16,5 +17,5 @@ from basilica.testing.store_contract.waking import Waking
 __all__ = ["CREATED", "KeysContract", "StoreContract", "a_run", "ended", "let_others_run", "run"]
 
 
-class StoreContract(Keeping, Admitting, Changing, Waking):
+class StoreContract(Keeping, Admitting, Changing, Waking, Damage):
     """The stories that hold for every store."""

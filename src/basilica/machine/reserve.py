@@ -1,0 +1,108 @@
+"""Space on the disk that is held back, so that ending things works when there is no other left.
+
+The reserve is a preallocated file. Whoever has to write in order to end something, and finds the disk full, has a piece
+of it given up and tries again: in pieces, since whatever filled the disk may be quicker than we are. It is made whole
+again as soon as there is as much space once more; until then nothing new is taken.
+"""
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+LARGEST = 8 << 20
+SMALLEST = 256 << 10
+PIECES = 16
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+Result = TypeVar("Result")
+
+
+def size_for(disk_bytes: int) -> int:
+    """A twentieth of a small disk, and never much."""
+    return max(SMALLEST, min(LARGEST, disk_bytes // 20))
+
+
+def may_refill(missing: int, free: int) -> bool:
+    """True if as much is left for others as is taken."""
+    return free >= 2 * missing
+
+
+class Reserve:
+    """Safe to use from several threads."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._held = 0
+        self.size = 0
+
+    def open(self) -> None:
+        """Take stock, and make it whole if there is space. Never fails: a server without a reserve is one, too."""
+        with self._lock:
+            with suppress(OSError):
+                disk = os.statvfs(self._path.parent)
+                self.size = size_for(disk.f_blocks * disk.f_frsize)
+            with suppress(OSError):
+                found = os.lstat(self._path)
+                self._held = min(found.st_blocks * 512, found.st_size)
+        self.refill()
+
+    @property
+    def whole(self) -> bool:
+        return self._held >= self.size
+
+    def free(self) -> int:
+        """What others can have of the disk."""
+        try:
+            disk = os.statvfs(self._path.parent)
+        except OSError:
+            return 0
+        return disk.f_bavail * disk.f_frsize
+
+    def release(self) -> bool:
+        """Give up one piece; False if none is left."""
+        with self._lock:
+            if self._held <= 0:
+                return False
+            left = max(0, self._held - max(1, self.size // PIECES))
+            try:
+                os.truncate(self._path, left)
+            except OSError:
+                self._held = 0
+                return False
+            self._held = left
+            return True
+
+    def refill(self) -> bool:
+        """Make it whole if there is space; True if it is."""
+        with self._lock:
+            if self._held >= self.size:
+                return True
+            if not may_refill(self.size - self._held, self.free()):
+                return False
+            try:
+                fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            except OSError:
+                return False
+            try:
+                os.posix_fallocate(fd, 0, self.size)
+                self._held = self.size
+            except OSError:
+                with suppress(OSError):
+                    os.ftruncate(fd, self._held)
+            finally:
+                os.close(fd)
+            return self._held >= self.size
+
+    def spend(self, work: Callable[[], Result]) -> Result:
+        """Do something that ends something; while the disk is full, with pieces of the reserve."""
+        while True:
+            try:
+                return work()
+            except OSError as error:
+                if error.errno not in FULL or not self.release():
+                    raise

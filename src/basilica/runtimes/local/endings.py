@@ -1,0 +1,73 @@
+"""Ending what is left of a run without a control plane: by its supervisors where there are any, else by its marks."""
+
+import asyncio
+import os
+import signal
+import time
+from contextlib import suppress
+
+from basilica.clocks import steady_now
+from basilica.runtimes.local import supervisor
+from basilica.runtimes.local.layout import Key, Layout
+from basilica.runtimes.local.processes import lives, supervisor_of
+from basilica.runtimes.local.records import Exit, Record, append_exit, bury, write_stop
+from basilica.runtimes.local.run_files import read_records
+from basilica.strays import kill, with_environment
+
+GRACE_S = 5.0
+LOOK_AGAIN_S = 0.02
+
+
+async def end_run(layout: Layout, instance: str, grace: float = GRACE_S) -> int:
+    """Returns how many processes there were, once none is left; ranks have some seconds to end by themselves."""
+    marks = {f"BASILICA_CHECKPOINT_DIR={layout.checkpoints(instance)}".encode()}
+    before = len(with_environment(marks))
+    deadline = time.monotonic() + grace
+    while supervisors := _ask_to_stop(layout, instance, grace):
+        if time.monotonic() > deadline + 1:
+            kill(supervisors)
+        await asyncio.sleep(LOOK_AGAIN_S)
+    while left := with_environment(marks):
+        kill(left)
+        await asyncio.sleep(LOOK_AGAIN_S)
+    _record_ends(layout, instance)
+    return before
+
+
+def _ask_to_stop(layout: Layout, instance: str, grace: float) -> list[int]:
+    """The supervisors that are still there, each asked to stop."""
+    found = []
+    for key, record in read_records(layout, instance).items():
+        pid = _supervisor(layout, key, record)
+        if pid is None:
+            continue
+        found.append(pid)
+        number = signal.SIGTERM
+        try:
+            if not os.path.exists(layout.stop(key)):
+                write_stop(layout.stop(key), grace)
+                os.kill(pid, number)
+        except OSError:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGUSR1)  # no room for the file
+    return found
+
+
+def _supervisor(layout: Layout, key: Key, record: Record | None) -> int | None:
+    if record is None or record.exit is not None:
+        return None
+    claim = record.claim
+    if claim.boot == supervisor.boot() and lives(claim.pid, claim.start):
+        return claim.pid
+    return supervisor_of(os.path.dirname(layout.record(key)))
+
+
+def _record_ends(layout: Layout, instance: str) -> None:
+    """Attempts that nobody recorded the end of: nobody knows it."""
+    for key, record in read_records(layout, instance).items():
+        if record is not None and record.exit is None:
+            unknown = Exit(exit_code=None, reason="Unknown", finished_at=steady_now(), stopped=True)
+            with suppress(OSError):
+                append_exit(layout.record(key), unknown, record)
+        elif record is None:
+            bury(layout.record(key), Exit(exit_code=None, reason="Unknown", finished_at=steady_now(), stopped=True))
