@@ -15,6 +15,7 @@ import fcntl
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 import shutil
@@ -22,14 +23,17 @@ import socket
 import sys
 import time
 import zlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from basilica.rendezvous.client import HEARTBEATS
 from basilica.rendezvous.http import Call, Connection, LongReply, Reply, text_error
 from basilica.rendezvous.journal import FSYNC_EVERY_S, Journal, JournalDamaged, replace_file, sync_folder
 from basilica.rendezvous.keyspace import INTERNAL, SECOND, EtcdError, Event, Request
+from basilica.rendezvous.names import HEARD
+from basilica.rendezvous.presence import Presence
 from basilica.rendezvous.request import parse_form, parse_request, unescape
 from basilica.rendezvous.standby import Standby
 
@@ -77,15 +81,21 @@ class KeyspaceServer:
         self._cluster = ("X-Etcd-Cluster-Id", f"{int(hashlib.sha256(name.encode()).hexdigest()[:16], 16):x}")
         self._timer: asyncio.TimerHandle | None = None
         self._timer_for = 0
+        self._presence = Presence()
+        self._presence_timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Let keys expire from now on, and those first that did while nobody looked."""
         self._expire(self._clock())
+        with contextlib.suppress(EtcdError):  # no such key: nobody was heard from before
+            self.keyspace.get(Request(method="GET", path=HEARD), self._clock())
+            self._write(Request(method="DELETE", path=HEARD, recursive=True, dir=True))
         self._arm()
 
     def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._presence_timer):
+            if timer is not None:
+                timer.cancel()
         self.journal.close()
 
     def handle(self, call: Call) -> Reply | LongReply:
@@ -98,6 +108,8 @@ class KeyspaceServer:
             except EtcdError as error:
                 headers = (self._cluster, JSON, ("X-Etcd-Index", str(error.index)))
                 return Reply(error.status, _json(error.body()), headers)
+        if path.startswith(HEARTBEATS + "/"):
+            return self._heartbeat(call) if call.method == "PUT" else _not_allowed("PUT")
         if path == "/v2/machines":
             if call.method not in ("GET", "HEAD"):
                 return _not_allowed("GET", "HEAD")
@@ -121,16 +133,53 @@ class KeyspaceServer:
                 return self._watch(request)
             event = self.keyspace.get(request, now)
         else:
-            try:
-                self.journal.record(request, now)
-            except OSError as error:
-                raise EtcdError(INTERNAL, f"the journal cannot be written: {error}") from error
-            self._written()
-            event = self.keyspace.write(request, now)
-            self._arm()
+            event = self._write(request, now)
         short = request.no_value and event.action in ("set", "compareAndSwap", "create", "update")
         body = {"action": event.action} if short else event.body()
         return Reply(201 if event.created else 200, _json(body), self._headers(event.etcd_index))
+
+    def _write(self, request: Request, now: int | None = None) -> Event:
+        now = self._clock() if now is None else now
+        try:
+            self.journal.record(request, now)
+        except OSError as error:
+            raise EtcdError(INTERNAL, f"the journal cannot be written: {error}") from error
+        self._written()
+        event = self.keyspace.write(request, now)
+        self._arm()
+        return event
+
+    # -- heartbeats
+
+    def _heartbeat(self, call: Call) -> Reply:
+        rank, form = call.path.removeprefix(HEARTBEATS + "/"), parse_form(call.query, call.form_body)
+        try:
+            number, every = int(rank), float(form["every"][0])
+            gap = float(form["gap"][0]) if "gap" in form else None
+            if not (rank.isascii() and rank.isdigit() and every > 0 and (gap is None or 0 <= gap < math.inf)):
+                raise ValueError
+        except (KeyError, ValueError):
+            return text_error(400, "a heartbeat names a rank, and after how many seconds the next one comes")
+        self._publish(self._presence.heard(number, every, gap, time.monotonic()))
+        return Reply(204)
+
+    def _publish(self, changes: Mapping[str, str]) -> None:
+        """Write what changed. What the journal does not take is lost: who reads it waits longer, and nothing worse."""
+        for key, value in changes.items():
+            try:
+                self._write(Request(method="PUT", path=key, value=value))
+            except EtcdError as error:
+                log.error("%s is not published: %s", key, error)
+        moment = self._presence.look_at()
+        if moment is not None and self._presence_timer is None:
+            wait = max(moment - time.monotonic(), 0.0) + 0.001
+            self._presence_timer = asyncio.get_running_loop().call_later(wait, self._look_for_the_silent)
+
+    def _look_for_the_silent(self) -> None:
+        self._presence_timer = None
+        self._publish(self._presence.fallen_silent(time.monotonic()))
+
+    # -- waiting
 
     def _watch(self, request: Request) -> LongReply:
         def deliver(event: Event) -> None:
