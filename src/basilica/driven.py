@@ -413,7 +413,9 @@ class Driven:
         if fence is None:
             return False
         sent = _now()
-        if await keys.heartbeat(self._rank, fence.heartbeat, fence.silence(sent), within=fence.heartbeat):
+        if await keys.heartbeat(
+            self._pod or f"rank-{self._rank}", fence.heartbeat, fence.silence(sent), within=fence.heartbeat
+        ):
             fence.answered(sent)
             return True
         self._fence = None

@@ -144,7 +144,7 @@ def test_a_rendezvous_that_comes_back_in_time_stops_nobody(tmp_path: Path) -> No
 
 async def heard(keys: KeysClient) -> str:
     async with asyncio.timeout(PATIENCE_S):
-        while not (found := await keys.get("/basilica/heard/0")).ok:
+        while not (found := await keys.get("/basilica/heard/pod-1")).ok:
             await asyncio.sleep(0.02)
     return str(found.node["value"])
 

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import pytest
 
-from basilica.rendezvous.presence import MISSED, Heard, Presence, load_heard
+from basilica.rendezvous.presence import FORGET_AFTER_S, MISSED, Heard, Presence, load_heard
 from tests.rendezvous.harness import Client, OurServer, free_port, service_process
 
 KEY = "/v2/keys/basilica/heard"
@@ -27,15 +27,23 @@ def index_of(client: Client) -> int:
 
 def test_only_changes_are_published() -> None:
     presence = Presence()
-    assert presence.heard(3, 5.0, None, 100.0) == {"/basilica/heard/3": '{"gap": null}'}
+    assert presence.heard("pod-3", 5.0, None, 100.0) == {"/basilica/heard/pod-3": '{"gap": null}'}
     for moment in range(101, 110):
-        assert presence.heard(3, 5.0, 1.0, float(moment)) == {}
+        assert presence.heard("pod-3", 5.0, 1.0, float(moment)) == {}
         assert presence.fallen_silent(float(moment)) == {}
     assert presence.look_at() == 109.0 + MISSED * 5.0
-    assert presence.fallen_silent(109.0 + MISSED * 5.0) == {"/basilica/heard/3": '{"silent": 12.5}'}
+    assert presence.fallen_silent(109.0 + MISSED * 5.0) == {"/basilica/heard/pod-3": '{"silent": 12.5}'}
     assert presence.fallen_silent(1000.0) == {}
+    assert presence.heard("pod-3", 5.0, 40.0, 1001.0) == {"/basilica/heard/pod-3": '{"gap": 40.0}'}
+
+
+def test_an_agent_that_never_comes_back_is_forgotten() -> None:
+    presence = Presence()
+    presence.heard("pod-3", 5.0, None, 0.0)
+    presence.fallen_silent(20.0)
+    assert presence.look_at() == FORGET_AFTER_S
+    assert presence.fallen_silent(FORGET_AFTER_S) == {"/basilica/heard/pod-3": None}
     assert presence.look_at() is None
-    assert presence.heard(3, 5.0, 40.0, 1001.0) == {"/basilica/heard/3": '{"gap": 40.0}'}
 
 
 @pytest.mark.parametrize(
@@ -87,8 +95,9 @@ def test_heartbeats_leave_neither_the_index_nor_the_journal_changed(ours: OurSer
 @pytest.mark.parametrize(
     ("target", "body"),
     [
-        ("x", "every=5"),
+        ("a/b", "every=5"),
         ("-1", "every=5"),
+        ("x" * 64, "every=5"),
         ("\u0663", "every=5"),
         ("1", ""),
         ("1", "every=0"),

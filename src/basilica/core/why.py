@@ -68,6 +68,20 @@ def _reasons(wanted: list[RankStatus], spec: DeploymentSpec, status: DeploymentS
             reasons.append(f"{_name(ranks)}{cause} to stop, and then to start again")
     if missing:
         reasons.append(f"a sign of {_name(missing)}: not seen in the last look")
+    return reasons + _silences(wanted, now)
+
+
+def _silences(wanted: list[RankStatus], now: float) -> list[str]:
+    """One reason for each node whose agents are silent, with the silence of the one that was heard from last."""
+    nodes: dict[str, list[RankStatus]] = {}
+    for rank in wanted:
+        if rank.phase.may_run and rank.silent_since is not None:
+            nodes.setdefault(rank.node, []).append(rank)
+    reasons: list[str] = []
+    for node, ranks in nodes.items():
+        seconds = now - max(r.silent_since for r in ranks if r.silent_since is not None)
+        verb = "has" if len(ranks) == 1 else "have"
+        reasons.append(f"a sign of {_name(ranks)} on node {node}, which {verb} not been heard from for {seconds:.0f} s")
     return reasons
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from basilica.core.deployment import Owner
+from basilica.core.fencing import FenceTimes
 from basilica.core.spec import DeploymentSpec, Shell
 from basilica.kube import archives, reach
 from basilica.kube.render import QUEUE_NAME, Container, Gang, Json, indexed_job, literal
@@ -45,7 +46,8 @@ class Settings:
     2379 of `$(POD_IP)`. `user`: whom containers run as. `egress`: what ranks reach besides each
     other: `internet` (all but private networks), or networks. `checkpoints`: a volume that all ranks of a namespace
     share, by the name of its claim. `node_seconds`: how long pods of a node that does not answer any more are waited
-    for before others take their places. `archive_bytes`: how large a directory may be, packed, that is sent along.
+    for before others take their places. `fence`: when an agent that is cut off stops its rank, and when the rank may
+    be replaced. `archive_bytes`: how large a directory may be, packed, that is sent along.
     """
 
     image: str
@@ -64,6 +66,7 @@ class Settings:
     image_pull_secrets: Sequence[str] = ()
     holds_pods: bool = True
     node_seconds: int = 30
+    fence: FenceTimes = field(default_factory=FenceTimes)
     archive_bytes: int = 16 << 20
     env: Mapping[str, str] = field(default_factory=dict)
 
@@ -367,6 +370,7 @@ class RunObjects:
             **({"BASILICA_RANK_ENV": json.dumps(apart)} if apart else {}),
             "LOCAL_RANK": "0",
             "BASILICA_DRIVEN": "1",
+            "BASILICA_FENCE": self.settings.fence.for_agents(spec.world.max),
             "BASILICA_MESH_TIMEOUT": str(GATE_SECONDS),
             "BASILICA_DEPLOYMENT": self.instance,
             "BASILICA_NAME": spec.name,

@@ -23,7 +23,7 @@ import socket
 import sys
 import time
 import zlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from basilica.rendezvous.http import Call, Connection, LongReply, Reply, text_er
 from basilica.rendezvous.journal import FSYNC_EVERY_S, Journal, JournalDamaged, replace_file, sync_folder
 from basilica.rendezvous.keyspace import INTERNAL, SECOND, EtcdError, Event, Request
 from basilica.rendezvous.names import HEARD
-from basilica.rendezvous.presence import Presence
+from basilica.rendezvous.presence import AGENT, Changes, Presence
 from basilica.rendezvous.request import parse_form, parse_request, unescape
 from basilica.rendezvous.standby import Standby
 
@@ -152,26 +152,31 @@ class KeyspaceServer:
     # -- heartbeats
 
     def _heartbeat(self, call: Call) -> Reply:
-        rank, form = call.path.removeprefix(HEARTBEATS + "/"), parse_form(call.query, call.form_body)
+        agent, form = call.path.removeprefix(HEARTBEATS + "/"), parse_form(call.query, call.form_body)
         try:
-            number, every = int(rank), float(form["every"][0])
+            every = float(form["every"][0])
             gap = float(form["gap"][0]) if "gap" in form else None
-            if not (rank.isascii() and rank.isdigit() and every > 0 and (gap is None or 0 <= gap < math.inf)):
+            if not (AGENT.fullmatch(agent) and every > 0 and (gap is None or 0 <= gap < math.inf)):
                 raise ValueError
         except (KeyError, ValueError):
-            return text_error(400, "a heartbeat names a rank, and after how many seconds the next one comes")
-        self._publish(self._presence.heard(number, every, gap, time.monotonic()))
+            return text_error(400, "a heartbeat names an agent, and after how many seconds the next one comes")
+        self._publish(self._presence.heard(agent, every, gap, time.monotonic()))
         return Reply(204)
 
-    def _publish(self, changes: Mapping[str, str]) -> None:
+    def _publish(self, changes: Changes) -> None:
         """Write what changed. What the journal does not take is lost: who reads it waits longer, and nothing worse."""
         for key, value in changes.items():
             try:
-                self._write(Request(method="PUT", path=key, value=value))
+                if value is None:
+                    self._write(Request(method="DELETE", path=key))
+                else:
+                    self._write(Request(method="PUT", path=key, value=value))
             except EtcdError as error:
                 log.error("%s is not published: %s", key, error)
         moment = self._presence.look_at()
-        if moment is not None and self._presence_timer is None:
+        if moment is not None and (self._presence_timer is None or moment < self._presence_timer.when()):
+            if self._presence_timer is not None:
+                self._presence_timer.cancel()
             wait = max(moment - time.monotonic(), 0.0) + 0.001
             self._presence_timer = asyncio.get_running_loop().call_later(wait, self._look_for_the_silent)
 

@@ -20,7 +20,16 @@ def book(turn: Turn, rank: RankStatus, ended: Ended) -> None:
     # What we stopped because it had stalled has failed: it may have a restart, and that costs it one.
     stalled = ended.stopped and rank.stop_reason == STALLED and in_world and not turn.ended
     exit = _exit_of(turn, rank, ended, stalled=stalled)
-    rank = replace(rank, started_at=None, restart_at=None, missing_since=None, stop_reason="", note="", stalled=None)
+    rank = replace(
+        rank,
+        started_at=None,
+        restart_at=None,
+        missing_since=None,
+        stop_reason="",
+        note="",
+        stalled=None,
+        silent_since=None,
+    )
     if exit.failed and in_world and (stalled or not ended.by_platform):
         failures = policy.keep_failure(turn.status.failures, exit, turn.status.whole_at)
         turn.status = replace(turn.status, failures=failures)

@@ -27,6 +27,7 @@ from basilica.runtimes.kubernetes.execute import execute_beside
 from basilica.runtimes.kubernetes.keeping import Keeping, Kept, Telling
 from basilica.runtimes.kubernetes.keyspace import NOT_STARTED, RunKeys
 from basilica.runtimes.kubernetes.mesh import see_mesh
+from basilica.runtimes.kubernetes.node_evidence import Evidence
 from basilica.runtimes.kubernetes.parse import Gang, PodFacts
 from basilica.runtimes.kubernetes.reports import SeriesReader, parse_reports, parse_series, series_to_keep
 from basilica.runtimes.kubernetes.tidying import Patience, Tidying
@@ -54,7 +55,7 @@ class KubernetesRuntime:
         mesh_limit_seconds: float = MESH_LIMIT_S,
     ) -> None:
         self._api, self._patience, self._mesh_limit = api, patience or Patience(), mesh_limit_seconds
-        self._queue, self._node_seconds = settings.queue, settings.node_seconds
+        self._queue, self._node_seconds, self._times = settings.queue, settings.node_seconds, settings.fence
         self._cluster = Cluster(api, settings, self._changed)
         self._keeping, self._series = Keeping(api, self._cluster.objects), SeriesReader()
         self._keys: dict[str, RunKeys] = {}
@@ -118,14 +119,16 @@ class KubernetesRuntime:
         self._driven[run.instance] = (run.spec.world.min, run.spec.world.target)
         keys = await self._keys_of(run)
         gang = self._gang(run, keys)
-        if keys is not None and not keys.known and any(_is_unaccounted(pod, keys) for pod in gang.pods):
+        if keys is not None and any(_is_unaccounted(pod, keys, gang.evidence) for pod in gang.pods):
             if run.spec.wanted is not Wanted.RUN and keys.silent_for >= self._patience.keyspace_seconds:
                 await self._cluster.close_job(run)
             raise RuntimeUnavailable(f"the rendezvous of {run.instance} does not answer, and only it knows its ranks")
         now = time.time()
         ranks = (*gang.see(now), *self._never_launched(run))
         due = self._tidying.tidy(run, gang, ranks, keys, now)
-        self._look_again_at(run, min((at for at in (gang.lost_at(), due) if at is not None), default=None), now)
+        lost_in = gang.lost_in()
+        lost_at = None if lost_in is None else now + lost_in
+        self._look_again_at(run, min((at for at in (lost_at, due) if at is not None), default=None), now)
         return Sighting(
             ranks=ranks,
             bench=None if run.spec.bench is None else self._bench(run),
@@ -146,11 +149,31 @@ class KubernetesRuntime:
             orders={} if keys is None else keys.orders,
             records=records,
             pods=tuple(self._cluster.pods(run.instance)),
-            nodes=self._cluster.nodes,
+            evidence=self._evidence(run, keys),
             gone=self._cluster.gone(run.instance, named),
             gpus=run.spec.resources.gpus.count,
             waiting_for=self._waiting_for(run),
-            lost_after=self._node_seconds,
+        )
+
+    def _evidence(self, run: Run, keys: RunKeys | None) -> Evidence:
+        now, nodes = time.monotonic(), self._cluster.nodes
+        silences: dict[str, float | None] = {}
+        missed: dict[str, float] = {}
+        if keys is not None:
+            pods = {pod.uid for pod in self._cluster.pods(run.instance)}
+            pods |= {record.pod for record in keys.records.values() if record.ended is None}
+            silences = {pod: keys.listening.silence(pod, now) for pod in pods}
+            shown = {pod: keys.listening.missed(pod, now) for pod in pods}
+            missed = {pod: silence for pod, silence in shown.items() if silence is not None}
+        return Evidence(
+            now=now,
+            nodes=nodes.facts,
+            counted_from=nodes.counted_from,
+            patience=self._node_seconds,
+            lost_after=self._times.lost_after,
+            silences=silences,
+            missed=missed,
+            settles_in=0.0 if keys is None else keys.listening.settles_in(now),
         )
 
     def _waiting_for(self, run: Run) -> str:
@@ -169,7 +192,9 @@ class KubernetesRuntime:
             await known.close()
             known = None
         if known is None and endpoint is not None:
-            known = self._keys[run.instance] = RunKeys(endpoint, run.instance, lambda: self._changed(run.instance))
+            known = self._keys[run.instance] = RunKeys(
+                endpoint, run.instance, lambda: self._changed(run.instance), self._times
+            )
         return known
 
     def _never_launched(self, run: Run) -> list[SeenRank]:
@@ -200,8 +225,8 @@ class KubernetesRuntime:
         keys = await self._keys_of(run)
         if keys is None:
             raise RuntimeUnavailable(f"the rendezvous of {run.instance} is not there yet")
-        alive = self._gang(run, keys).see(time.time())
-        busy = {seen.rank: seen.attempt for seen in alive if seen.sight is not Sight.ENDED}
+        gang = self._gang(run, keys)
+        busy = {seen.rank: seen.attempt for seen in gang.see(time.time()) if seen.sight is not Sight.ENDED}
         free = [launch for launch in wanted if busy.get(launch.rank, launch.attempt) >= launch.attempt]
         keys.launch({each.rank: Order(attempt=each.attempt, run=True, world=each.world_size) for each in free})
         self._changed(run.instance)
@@ -430,6 +455,11 @@ class KubernetesRuntime:
         return await self._cluster.archives.forget(in_use, before)
 
 
-def _is_unaccounted(pod: PodFacts, keys: RunKeys) -> bool:
-    """Something runs there, and which attempt of the rank it is cannot be told without the keyspace."""
-    return pod.state == "running" and pod.rank not in keys.orders
+def _is_unaccounted(pod: PodFacts, keys: RunKeys, evidence: Evidence) -> bool:
+    """Something may run there, and which attempt of the rank it is only its agent can tell.
+
+    A rendezvous that has lost its keys is told again by every agent that is there.
+    """
+    if pod.state != "running" or pod.rank in keys.orders or any(each.pod == pod.uid for each in keys.records.values()):
+        return False
+    return not keys.known or not (evidence.is_heard(pod.uid) or evidence.is_silent(pod.uid))
