@@ -16,7 +16,6 @@ from basilica.core.world import RankExit, RankStatus
 from basilica.wire import responses as out
 from basilica.wire.base import rfc3339, rfc3339_or_none
 
-UNKNOWN_EXIT_CODE = -1  # the wire demands a number where nobody knows one; the reason says `Unknown`
 ETCD_PORT = 2379
 NOTHING: Mapping[int, Report] = {}
 
@@ -123,17 +122,13 @@ def render_exits(status: DeploymentStatus, culprit: policy.Culprit | None) -> li
     """One entry per rank, its last; empty while the run is not over."""
     if not status.phase.terminal:
         return []
-    last: dict[int, RankExit] = {}
-    for exit in status.exits:
-        if exit.rank not in last or exit.attempt >= last[exit.rank].attempt:
-            last[exit.rank] = exit
-    return [_render_exit(last[rank], culprit) for rank in sorted(last)]
+    return [_render_exit(exit, culprit) for exit in policy.last_exits(status.exits)]
 
 
 def _render_exit(exit: RankExit, culprit: policy.Culprit | None) -> out.Exit:
     return out.Exit(
         rank=exit.rank,
-        exit_code=UNKNOWN_EXIT_CODE if exit.exit_code is None else exit.exit_code,
+        exit_code=policy.UNKNOWN_EXIT_CODE if exit.exit_code is None else exit.exit_code,
         restart_count=exit.restart_count,
         termination_reason=exit.termination_reason,
         signal=exit.signal,
@@ -150,7 +145,7 @@ def render_culprit(culprit: policy.Culprit) -> out.CulpritView:
     exit = culprit.exit
     return out.CulpritView(
         rank=exit.rank,
-        exit_code=UNKNOWN_EXIT_CODE if exit.exit_code is None else exit.exit_code,
+        exit_code=policy.UNKNOWN_EXIT_CODE if exit.exit_code is None else exit.exit_code,
         termination_reason=exit.termination_reason,
         evidence=culprit.evidence,
         confidence=culprit.confidence,

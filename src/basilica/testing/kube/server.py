@@ -278,6 +278,14 @@ class KubeServer:
         """The machine dies. The cluster notices in its own time."""
         self._do(lambda: self._nodes.lose(name))
 
+    def cut_node(self, name: str) -> None:
+        """The machine does not reach the API server any more; its pods go on."""
+        self._do(lambda: self._nodes.cut(name))
+
+    def rejoin_node(self, name: str) -> None:
+        """A machine that was cut off reaches the API server again."""
+        self._do(lambda: self._nodes.rejoin(name))
+
     def find_node(self, name: str) -> None:
         """The machine is back, after a reboot."""
         self._do(lambda: self._nodes.find_again(name))
