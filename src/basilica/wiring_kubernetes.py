@@ -20,6 +20,7 @@ from basilica.operator.health import Health
 from basilica.operator.metrics import OperatorMetrics
 from basilica.operator.operator import Operator, Works
 from basilica.operator.release import release_finalizers
+from basilica.operator.rights import NamespaceRights
 from basilica.ports import Runtime
 from basilica.runtimes.kubernetes.runtime import KubernetesRuntime
 from basilica.server.control import ControlPlane, Settings
@@ -138,6 +139,7 @@ async def operate(options: ClusterOptions, wanted: OperatorOptions, announce: Ca
             election,
             refusals=Refusals(store),
             hourly=hourly,
+            beside=(lambda: NamespaceRights(api, home).keep(),),
         )
         metrics = OperatorMetrics(lambda: operator.controller, lambda: election.leading)
         health = Health(lambda: store.behind, metrics.text)

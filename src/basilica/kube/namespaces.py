@@ -1,14 +1,73 @@
-"""The namespaces of users."""
+"""The namespaces of users, and our rights in them.
 
-from basilica.kube.api import ApiError, KubeApi
+What the control plane does for runs it may do only in namespaces with the label `app.kubernetes.io/managed-by=basilica`.
+There the operator binds two cluster roles, one to itself and one to the API. A namespace that the API makes has the
+label; to any other an administrator gives it.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from basilica.kube.api import ApiError, KubeApi, delay
+
+Json = dict[str, Any]
+T = TypeVar("T")
+
+MANAGED = "app.kubernetes.io/managed-by=basilica"
+RBAC = "rbac.authorization.k8s.io"
+OPERATOR, API = "basilica-operator", "basilica-api"
+RUNS_ROLES = {OPERATOR: f"{OPERATOR}-runs", API: f"{API}-runs"}
+RIGHTS_WITHIN_S = 10.0
 
 
 async def make_namespace(api: KubeApi, namespace: str) -> None:
     """Make it unless it is there. Pods in it are held to what the runtime makes of them."""
-    labels = {"app.kubernetes.io/managed-by": "basilica", "pod-security.kubernetes.io/enforce": "restricted"}
+    name, _, value = MANAGED.partition("=")
+    labels = {name: value, "pod-security.kubernetes.io/enforce": "restricted"}
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}}
     try:
         await api.create("/api/v1/namespaces", body)
     except ApiError as error:
         if error.status != 409:
             raise
+
+
+async def in_namespace(api: KubeApi, namespace: str, write: Callable[[], Awaitable[T]]) -> T:
+    """Write to a user's namespace, which is made if it is not there. The operator gives rights in it within moments.
+
+    Who has no right to look cannot tell a namespace without rights from one that does not exist.
+    """
+    deadline, tries = time.monotonic() + RIGHTS_WITHIN_S, 0
+    while True:
+        try:
+            return await write()
+        except ApiError as error:
+            if not (error.status == 404 or lacks_rights(error)) or time.monotonic() >= deadline:
+                raise
+        if tries == 0:
+            await make_namespace(api, namespace)
+        else:
+            await asyncio.sleep(delay(min(tries, 3)))
+        tries += 1
+
+
+def lacks_rights(error: ApiError) -> bool:
+    """Refused by the roles that we have; a quota or a policy refuses with the same status."""
+    return error.status == 403 and " cannot " in error.message
+
+
+def bindings(namespace: str, home: str) -> dict[str, Json]:
+    """What gives the control plane in `home` its rights in a namespace, by path."""
+    found: dict[str, Json] = {}
+    for account, role in RUNS_ROLES.items():
+        path = f"/apis/{RBAC}/v1/namespaces/{namespace}/rolebindings/{role}"
+        found[path] = {
+            "apiVersion": f"{RBAC}/v1",
+            "kind": "RoleBinding",
+            "metadata": {"name": role, "namespace": namespace, "labels": {"app.kubernetes.io/part-of": "basilica"}},
+            "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": role},
+            "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": home}],
+        }
+    return found

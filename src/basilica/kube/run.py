@@ -193,7 +193,8 @@ class RunObjects:
     def _pod(self) -> Json:
         security: Json = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
         if self.settings.user is not None:
-            security |= {"runAsUser": self.settings.user, "fsGroup": self.settings.user}
+            # Without a group of its own a container has the image's, which is 0 where the user is not in its passwd.
+            security |= dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), self.settings.user)
         found: Json = {
             "serviceAccountName": self.instance,
             "automountServiceAccountToken": False,

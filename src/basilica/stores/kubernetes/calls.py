@@ -4,7 +4,6 @@ import base64
 
 from basilica.core.errors import BasilicaError, StoreUnavailable, ValidationError
 from basilica.kube.api import ApiError, KubeApi
-from basilica.kube.namespaces import make_namespace
 from basilica.kube.userdeployment import Json
 
 MANAGED_BY = {"app.kubernetes.io/managed-by": "basilica"}
@@ -37,13 +36,6 @@ def is_gone(error: ApiError, name: str) -> bool:
 def is_ending(error: ApiError) -> bool:
     """Nothing can be made in a namespace that is being deleted."""
     return error.status == 403 and "being terminated" in error.message
-
-
-async def ensure_namespace(api: KubeApi, namespace: str) -> None:
-    try:
-        await make_namespace(api, namespace)
-    except ApiError as error:
-        raise unavailable(error) from error
 
 
 async def read_secret(api: KubeApi, namespace: str, name: str) -> dict[str, str]:
