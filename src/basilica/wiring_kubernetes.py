@@ -114,7 +114,7 @@ async def serve_kubernetes(
                 home = home_of(options, api)
                 async with Attendance(api, home) as operators:
                     runtime = _runtime(options, run_settings_of(options, home))
-                    parts = Parts(store, keys, runtime, clock, settings, lambda: operators.absent_for)
+                    parts = Parts(store, keys, runtime, clock, settings, lambda: operators.absence)
                     await serve_stateless(parts, listen, announce)
         finally:
             await store.close()

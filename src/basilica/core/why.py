@@ -1,5 +1,8 @@
 """One sentence that says what a run is doing or waiting for: no phase without a reason."""
 
+from dataclasses import dataclass
+from typing import Literal
+
 from basilica.core import policy, stalls
 from basilica.core.phase import Phase, RankPhase
 from basilica.core.spec import DeploymentSpec, Wanted
@@ -7,14 +10,28 @@ from basilica.core.status import DeploymentStatus
 from basilica.core.world import STALLED, RankStatus
 
 
-def why(spec: DeploymentSpec, status: DeploymentStatus, now: float, unattended: float | None = None) -> str:
-    """What the run is waiting for, or how it ended. `unattended`: for how many seconds nobody has looked after it."""
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """Why what is known of live runs may be old, and for how many seconds it has been so."""
+
+    of: Literal["operator", "cluster"]
+    seconds: float
+
+    def describe(self, known: str) -> str:
+        match self.of:
+            case "operator":
+                return f"no operator has been at work for {self.seconds:.0f} s; this is what the last one saw: {known}"
+            case "cluster":
+                silence = f"the cluster's API server has not answered for {self.seconds:.0f} s, and ranks go on without"
+                return f"{silence}; this is what was seen before: {known}"
+
+
+def why(spec: DeploymentSpec, status: DeploymentStatus, now: float, unattended: Absence | None = None) -> str:
+    """What the run is waiting for, or how it ended. `unattended`: nobody looks after it, or nobody can see it."""
     if status.phase.terminal:
         return _ended(spec, status)
-    if unattended is not None:
-        known = _under_way(spec, status, now)
-        return f"no operator has been at work for {unattended:.0f} s; this is what the last one saw: {known}"
-    return _under_way(spec, status, now)
+    known = _under_way(spec, status, now)
+    return known if unattended is None else unattended.describe(known)
 
 
 def _under_way(spec: DeploymentSpec, status: DeploymentStatus, now: float) -> str:

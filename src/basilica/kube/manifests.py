@@ -1,9 +1,9 @@
 """The control plane's own objects: all that `basilica manifests` prints. Pure.
 
 Rights are the least that the code needs, in three rings. Everywhere: the runs themselves, and what is watched of all
-namespaces at once (never Secrets, never a command in a pod). In namespaces with our label, by bindings that the operator
-makes there: all that is done for runs (`kube.namespaces`). In the control plane's own: keys and the lease. To bind is a
-right to widen rights, so an admission policy holds it to namespaces with the label.
+namespaces at once (never Secrets, never a command in a pod). In namespaces with our label: all that is done for runs,
+by bindings that the operator makes there (`kube.namespaces`). In the control plane's own: keys and the lease. The right
+to bind widens rights, so an admission policy holds it to namespaces with the label.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """The namespaces of users, and our rights in them.
 
-What the control plane does for runs it may do only in namespaces with the label `app.kubernetes.io/managed-by=basilica`.
-There the operator binds two cluster roles, one to itself and one to the API. A namespace that the API makes has the
-label; to any other an administrator gives it.
+What the control plane does for runs it may do only in namespaces with the label
+`app.kubernetes.io/managed-by=basilica`. There the operator binds two cluster roles, one to itself and one to the API.
+A namespace that the API makes has the label; to any other an administrator gives it.
 """
 
 import asyncio

@@ -11,6 +11,7 @@ from basilica.core.events import Event, Reason
 from basilica.core.names import instance_name, namespace_of
 from basilica.core.spec import DeploymentSpec, Wanted
 from basilica.core.status import DeploymentStatus
+from basilica.core.why import Absence
 from basilica.ports import Clock, Limits, Run, Runtime, Store
 
 DEFAULT_LIMITS = Limits(deployments=10_000, ranks=4096)
@@ -30,7 +31,7 @@ class Settings:
 class ControlPlane:
     """Every method takes the asking user; what belongs to somebody else does not exist.
 
-    `unattended` tells for how many seconds nobody has acted on what is asked here, if that is a cause for concern.
+    `unattended` tells why nobody acts on what is asked here, or sees it, if that is a cause for concern.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class ControlPlane:
         runtime: Runtime,
         clock: Clock,
         settings: Settings,
-        unattended: Callable[[], float | None] = lambda: None,
+        unattended: Callable[[], Absence | None] = lambda: None,
     ) -> None:
         self.store, self.runtime, self.clock, self.settings = store, runtime, clock, settings
         self.unattended = unattended

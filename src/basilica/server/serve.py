@@ -20,6 +20,7 @@ import uvicorn
 
 from basilica.controller.loop import Controller
 from basilica.core.errors import BasilicaError
+from basilica.core.why import Absence
 from basilica.places import NOTE_FILE, start_of
 from basilica.ports import Clock, Keys, Runtime, Store
 from basilica.server.app import build_app
@@ -75,7 +76,7 @@ class Parts:
     runtime: Runtime
     clock: Clock
     settings: Settings
-    unattended: Callable[[], float | None] = lambda: None
+    unattended: Callable[[], Absence | None] = lambda: None
 
 
 async def serve(parts: Parts, listen: Listen, state_dir: Path, announce: Callable[[str], None]) -> None:

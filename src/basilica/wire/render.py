@@ -11,7 +11,7 @@ from basilica.core.reports import Report, Series
 from basilica.core.seen import BenchResult, Stalled
 from basilica.core.spec import DeploymentSpec, Wanted
 from basilica.core.status import BenchStatus, DeploymentStatus
-from basilica.core.why import why
+from basilica.core.why import Absence, why
 from basilica.core.world import RankExit, RankStatus
 from basilica.wire import responses as out
 from basilica.wire.base import rfc3339, rfc3339_or_none
@@ -217,7 +217,7 @@ def render_distributed(
     now: float,
     reports: Mapping[int, Report] = NOTHING,
     *,
-    unattended: float | None = None,
+    unattended: Absence | None = None,
 ) -> out.Distributed:
     culprit = culprit_of(status)
     resize = status.last_resize
@@ -273,9 +273,9 @@ def render_event(event: RecordedEvent) -> out.EventView:
 
 
 def render_deployment(
-    deployment: Deployment, now: float, reports: Mapping[int, Report] = NOTHING, unattended: float | None = None
+    deployment: Deployment, now: float, reports: Mapping[int, Report] = NOTHING, unattended: Absence | None = None
 ) -> out.DeploymentResponse:
-    """`unattended`: for how many seconds nobody has looked after runs, if that is a cause for concern."""
+    """`unattended`: why what is known of runs may be old, if that is a cause for concern."""
     instance, spec, status = deployment.instance, deployment.spec, deployment.status
     distributed = render_distributed(instance, spec, status, now, reports, unattended=unattended)
     return out.DeploymentResponse(

@@ -100,9 +100,9 @@ class Api:
         )
         if not roles.allow(user, action):
             raise refused(user, action)
-        if asked.verb in ("create", "update", "patch") and asked.kind.kind.endswith("RoleBinding"):
-            if not roles.may_bind(user, {"metadata": {"namespace": asked.namespace}, **_body(request)}):
-                raise refused(user, replace(action, verb="bind"))
+        binds = asked.verb in ("create", "update", "patch") and asked.kind.kind.endswith("RoleBinding")
+        if binds and not roles.may_bind(user, {**_body(request), "metadata": {"namespace": asked.namespace}}):
+            raise refused(user, replace(action, verb="bind"))
 
     async def _serve(self, asked: Route, request: Request) -> Reply | Upgrade:
         if asked.subresource not in ("", "status"):
