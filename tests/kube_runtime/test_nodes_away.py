@@ -113,8 +113,8 @@ class Cable:
             host, _, port = (await asyncio.to_thread(self._target.read_text)).strip().rpartition(":")
             back, far = await asyncio.open_connection(host, int(port))
             await asyncio.gather(self._carry(reader, far), self._carry(back, writer))
-        except OSError:
-            pass
+        except (OSError, asyncio.CancelledError):
+            pass  # the connection has ended, or the test has
         finally:
             for each in (far, writer):
                 if each is not None:
@@ -157,7 +157,9 @@ def test_a_rank_that_is_cut_off_has_ended_before_its_successor_starts(tmp_path: 
                         silent.spec, silent.status, time.time()
                     )
                     kube.advance(60)
-                    moved = await plane.until(run, lambda d: d.status.ranks[0].attempt == 1 and d.status.ready == 1)
+                    await plane.until(run, lambda d: d.status.ranks[0].attempt == 1)
+                    kube.advance(60)
+                    moved = await plane.until_ready(run, 1)
                     assert (moved.status.ranks[0].node, moved.status.ranks[0].restarts) == ("node-b", 0)
                     assert moved.status.ranks[0].silent_since is None
                     await plane.happens(lambda: "1 " in (life / "0").read_text())

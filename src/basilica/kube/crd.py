@@ -10,8 +10,7 @@ from typing import Any, get_args, get_type_hints
 from basilica.core.names import NAME_MAX
 from basilica.core.phase import Phase
 from basilica.core.spec import ARG_BYTES_MAX, GRACE_SECONDS, SCRIPT_BYTES_MAX, SECONDS_MAX, BenchOnStart, DeploymentSpec
-from basilica.core.world import WORLD_LIMIT
-from basilica.kube.userdeployment import GROUP, KIND, PLURAL, VERSION
+from basilica.kube.userdeployment import GROUP, KIND, PLURAL, RANKS_MAX, VERSION
 
 Json = dict[str, Any]
 
@@ -173,7 +172,7 @@ def _distributed() -> Json:
 def _world_size() -> Json:
     return _object(
         "How many ranks: wanted now (target), the fewest to train with (min), the most (max).",
-        {name: _whole(f"{name.capitalize()} number of ranks.", 1, WORLD_LIMIT) for name in ("min", "target", "max")},
+        {name: _whole(f"{name.capitalize()} number of ranks.", 1, RANKS_MAX) for name in ("min", "target", "max")},
         required=["min", "target", "max"],
         rules=[
             _rule("self.min <= self.target", "worldSize: min must not be greater than target"),

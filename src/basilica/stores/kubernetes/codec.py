@@ -9,6 +9,7 @@ import json
 import zlib
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import TypeVar
 
 from basilica.core.errors import StoreUnavailable
 from basilica.core.events import Event, Reason, RecordedEvent
@@ -16,7 +17,7 @@ from basilica.core.policy import UNKNOWN_EXIT_CODE, Culprit, find_culprit, last_
 from basilica.core.spec import DeploymentSpec
 from basilica.core.status import Condition, DeploymentStatus
 from basilica.core.why import why
-from basilica.core.world import RankExit
+from basilica.core.world import RankExit, RankStatus
 from basilica.kube.userdeployment import Json, timestamp
 from basilica.stores.encoding import decode_status, encode_status
 from basilica.stores.rules import EVENTS_KEPT
@@ -30,6 +31,8 @@ REQUESTED_BYTES = 32 << 10  # all annotations of an object have 256 KiB
 MESSAGE_MAX = 2000
 UNRESOLVED = 0  # the version of an event that was written with a version that nobody could know yet
 
+FAILURES_KEPT = 512
+_TIMES = ("started_at", "finished_at", "seen_at", "metered_until", "restart_at", "missing_since", "silent_since")
 _PLAIN_MAX = 4096  # longer texts are compressed: a thousand ranks are much alike
 _PACKED = "zlib:"
 
@@ -156,7 +159,7 @@ def waiting_body(known: Json, generation: int, problem: str, now: float) -> Json
 
 def state_text(status: DeploymentStatus) -> str:
     """The status in full, or with less of what ranks said last where it would not fit."""
-    for lighter in (_as_it_is, _without_stacks, _with_few_tails, _without_tails, _without_history):
+    for lighter in (_as_it_is, _without_stacks, _with_few_tails, _without_tails, _without_history, _with_few_failures):
         text = pack(encode_status(lighter(status)))
         if len(text) <= STATE_BYTES:
             return text
@@ -195,6 +198,25 @@ def _without_tails(status: DeploymentStatus) -> DeploymentStatus:
 
 def _without_history(status: DeploymentStatus) -> DeploymentStatus:
     return replace(_without_tails(status), history=(), warned=())
+
+
+def _with_few_failures(status: DeploymentStatus) -> DeploymentStatus:
+    """The first ones tell who failed first; times to the millisecond, which is more than clocks agree on."""
+    lighter = _without_history(status)
+    return replace(
+        lighter,
+        ranks=tuple(_rounded(rank) for rank in lighter.ranks),
+        exits=tuple(_rounded(exit) for exit in lighter.exits),
+        failures=tuple(_rounded(exit) for exit in lighter.failures[:FAILURES_KEPT]),
+    )
+
+
+Timed = TypeVar("Timed", RankExit, RankStatus)
+
+
+def _rounded(found: Timed) -> Timed:
+    times = {name: getattr(found, name) for name in type(found).__dataclass_fields__ if name in _TIMES}
+    return replace(found, **{name: round(value, 3) for name, value in times.items() if value is not None})
 
 
 def _quiet(exit: RankExit) -> RankExit:
