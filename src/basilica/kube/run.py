@@ -30,6 +30,7 @@ SERVICE_NAME_MAX = 63
 OF_THE_RANK_ALONE = ("PATH", "PYTHONHOME")  # our entrypoint is found and started as the image says
 FOR_EVER = (1 << 31) - 1
 MIB_PER_GB = 10**9 / (1 << 20)
+RENDEZVOUS_NODE_SECONDS = 5  # it is moved soon: its ranks do not end for it, and wait for it (`core.fencing`)
 TELL_SECONDS = 10  # for a rank that was ended to be recorded
 GATE_SECONDS = 3600  # ranks wait for the control plane's word, which comes once enough of them are placed
 WORKER_CONTAINER = "rank"
@@ -180,6 +181,7 @@ class RunObjects:
             "volumeMounts": [{"name": "data", "mountPath": "/data"}],
         }
         pod = {**self._pod(), "containers": [container], "volumes": [{"name": "data", "emptyDir": {}}]}
+        pod["tolerations"] = _tolerations(min(RENDEZVOUS_NODE_SECONDS, self.settings.node_seconds))
         labels = self.labels(RENDEZVOUS)
         spec = {
             "replicas": 1,
@@ -200,10 +202,7 @@ class RunObjects:
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "securityContext": security,
-            "tolerations": [
-                {**_NODE_TROUBLE, "key": f"node.kubernetes.io/{what}", "tolerationSeconds": self.settings.node_seconds}
-                for what in ("unreachable", "not-ready")
-            ],
+            "tolerations": _tolerations(self.settings.node_seconds),
         }
         if self.settings.image_pull_secrets:
             found["imagePullSecrets"] = [{"name": name} for name in self.settings.image_pull_secrets]
@@ -445,3 +444,11 @@ class RunObjects:
 _NODE_TROUBLE = {"operator": "Exists", "effect": "NoExecute"}
 _CARRIED_MOUNT: Json = {"name": "basilica", "mountPath": CARRIED_AT}
 _CONTAINER_SECURITY: dict[str, Any] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def _tolerations(seconds: int) -> list[Json]:
+    """How long a pod stays on a node that does not answer."""
+    return [
+        {**_NODE_TROUBLE, "key": f"node.kubernetes.io/{what}", "tolerationSeconds": seconds}
+        for what in ("unreachable", "not-ready")
+    ]
