@@ -9,11 +9,17 @@ from pathlib import Path
 
 from basilica.core.deployment import Deployment
 from basilica.core.phase import RankPhase
+from basilica.core.spec import ProviderFilter
 from basilica.core.why import why
 from basilica.testing.kube import KubeServer, NodeSpec
 from tests.kube_runtime.plane import QUICK_FENCE, SETTINGS, Plane, control_plane, sh
 
 NODES = (NodeSpec("node-a"), NodeSpec("node-b"))
+RENDEZVOUS_APART = (
+    NodeSpec("node-b"),
+    NodeSpec("node-a", labels={"basilica.dev/provider": "acme"}),
+    NodeSpec("node-c", labels={"basilica.dev/provider": "acme"}),
+)
 APART = sh("while :; do echo $BASILICA_ATTEMPT $(date +%s.%N) >> $LIFE/$RANK; sleep 0.05; done")
 
 
@@ -145,9 +151,10 @@ def test_a_rank_that_is_cut_off_has_ended_before_its_successor_starts(tmp_path: 
         async with cable.laid() as port:
             await asyncio.to_thread(script.write_text, ENTRYPOINT.format(folder=tmp_path, port=port))
             await asyncio.to_thread(script.chmod, 0o755)
-            with KubeServer(nodes=NODES) as kube:
+            with KubeServer(nodes=RENDEZVOUS_APART) as kube:
                 async with control_plane(kube, settings=replace(QUICK_FENCE, entrypoint=(str(script),))) as plane:
-                    run = await plane.deploy(APART, (1, 1, 1), env={"LIFE": str(life)})
+                    only = ProviderFilter(include=("acme",))
+                    run = await plane.deploy(APART, (1, 1, 1), env={"LIFE": str(life)}, provider_filter=only)
                     up = await plane.until_ready(run, 1)
                     assert up.status.ranks[0].node == "node-a"
                     cable.cut = True
@@ -160,7 +167,7 @@ def test_a_rank_that_is_cut_off_has_ended_before_its_successor_starts(tmp_path: 
                     await plane.until(run, lambda d: d.status.ranks[0].attempt == 1)
                     kube.advance(60)
                     moved = await plane.until_ready(run, 1)
-                    assert (moved.status.ranks[0].node, moved.status.ranks[0].restarts) == ("node-b", 0)
+                    assert (moved.status.ranks[0].node, moved.status.ranks[0].restarts) == ("node-c", 0)
                     assert moved.status.ranks[0].silent_since is None
                     await plane.happens(lambda: "1 " in (life / "0").read_text())
                     cable.cut = False  # what was cut off comes back, and changes nothing

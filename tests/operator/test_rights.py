@@ -114,7 +114,7 @@ def test_the_policy_holds_bindings_to_namespaces_with_our_label() -> None:
 
 def installed(kube: KubeServer) -> None:
     for manifest in EVERYTHING:
-        if manifest["kind"] not in ("Deployment", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"):
+        if manifest["kind"] != "Deployment":
             kube.create(manifest, HOME)
 
 
