@@ -16,7 +16,7 @@ from tests.kube_runtime.plane import QUICK_FENCE, SETTINGS, Plane, control_plane
 
 NODES = (NodeSpec("node-a"), NodeSpec("node-b"))
 RENDEZVOUS_APART = (
-    NodeSpec("node-b"),
+    NodeSpec("node-0"),
     NodeSpec("node-a", labels={"basilica.dev/provider": "acme"}),
     NodeSpec("node-c", labels={"basilica.dev/provider": "acme"}),
 )
