@@ -15,7 +15,8 @@ from basilica.core.status import DeploymentStatus
 from basilica.core.world import WorldSize
 from basilica.kube.api import ApiError, KubeApi
 from basilica.kube.manifests import manifests
-from basilica.kube.namespaces import API, OPERATOR, bindings, in_namespace, make_namespace
+from basilica.kube.namespaces import in_namespace, make_namespace
+from basilica.kube.roles import API, OPERATOR, bindings
 from basilica.operator.election import Election
 from basilica.operator.operator import Operator
 from basilica.operator.rights import NamespaceRights

@@ -2,7 +2,7 @@
 
 Rights are the least that the code needs, in three rings. Everywhere: the runs themselves, and what is watched of all
 namespaces at once (never Secrets, never a command in a pod). In namespaces with our label: all that is done for runs,
-by bindings that the operator makes there (`kube.namespaces`). In the control plane's own: keys and the lease. The right
+by bindings that the operator makes there (`kube.roles`). In the control plane's own: keys and the lease. The right
 to bind widens rights, so an admission policy holds it to namespaces with the label.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from basilica.kube.crd import definition
-from basilica.kube.namespaces import API, MANAGED, OPERATOR, RBAC, RUNS_ROLES
+from basilica.kube.roles import API, MANAGED, OPERATOR, RBAC, RUNS_ROLES
 from basilica.kube.userdeployment import GROUP, PLURAL
 
 Json = dict[str, Any]

@@ -1,24 +1,15 @@
-"""The namespaces of users, and our rights in them.
-
-What the control plane does for runs it may do only in namespaces with the label
-`app.kubernetes.io/managed-by=basilica`. There the operator binds two cluster roles, one to itself and one to the API.
-A namespace that the API makes has the label; to any other an administrator gives it.
-"""
+"""The namespaces of users: making one, and writing to one in which our rights (`kube.roles`) may be a moment late."""
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from basilica.kube.api import ApiError, KubeApi, delay
+from basilica.kube.roles import MANAGED
 
-Json = dict[str, Any]
 T = TypeVar("T")
 
-MANAGED = "app.kubernetes.io/managed-by=basilica"
-RBAC = "rbac.authorization.k8s.io"
-OPERATOR, API = "basilica-operator", "basilica-api"
-RUNS_ROLES = {OPERATOR: f"{OPERATOR}-runs", API: f"{API}-runs"}
 RIGHTS_WITHIN_S = 10.0
 
 
@@ -56,18 +47,3 @@ async def in_namespace(api: KubeApi, namespace: str, write: Callable[[], Awaitab
 def lacks_rights(error: ApiError) -> bool:
     """Refused by the roles that we have; a quota or a policy refuses with the same status."""
     return error.status == 403 and " cannot " in error.message
-
-
-def bindings(namespace: str, home: str) -> dict[str, Json]:
-    """What gives the control plane in `home` its rights in a namespace, by path."""
-    found: dict[str, Json] = {}
-    for account, role in RUNS_ROLES.items():
-        path = f"/apis/{RBAC}/v1/namespaces/{namespace}/rolebindings/{role}"
-        found[path] = {
-            "apiVersion": f"{RBAC}/v1",
-            "kind": "RoleBinding",
-            "metadata": {"name": role, "namespace": namespace, "labels": {"app.kubernetes.io/part-of": "basilica"}},
-            "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": role},
-            "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": home}],
-        }
-    return found

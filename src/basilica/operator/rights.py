@@ -5,7 +5,7 @@ import logging
 
 from basilica.kube.api import ApiError, KubeApi
 from basilica.kube.informer import Informer
-from basilica.kube.namespaces import MANAGED, bindings
+from basilica.kube.roles import MANAGED, bindings
 from basilica.kube.userdeployment import Json
 
 log = logging.getLogger("basilica.operator")
