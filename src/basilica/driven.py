@@ -2,7 +2,8 @@
 
 The pod stays between attempts, so a restart is as quick as on one machine. Each attempt is claimed before it starts,
 and each end is recorded in the keyspace and in the container's termination message. A keyspace that does not answer
-changes nothing: the rank goes on, and what has happened is told when it answers again, or again if it has forgotten.
+for a while changes nothing: the rank goes on, and what has happened is told when it answers again, or again if it has
+forgotten. After the time of the fence (`core.fencing`) the rank ends: another may be about to take its place.
 
     BASILICA_DRIVEN            1: be driven (set by the Kubernetes runtime)
     BASILICA_POD_UID           who claims
@@ -10,6 +11,7 @@ changes nothing: the rank goes on, and what has happened is told when it answers
     BASILICA_MEMORY_EVENTS     where the kernel counts kills for memory (default: of this container's cgroup)
     BASILICA_SCRATCH           a directory for the rank's result and error files (default: a temporary one)
     BASILICA_ARCHIVE…          the directory that was sent for the run, see `basilica.delivery`
+    BASILICA_FENCE             seconds between heartbeats, without an answer until the rank ends, and to end it
     BASILICA_RANK_ENV          variables of the rank that must not decide how this program starts, as JSON
 """
 
@@ -31,12 +33,14 @@ from pathlib import Path
 from basilica import beside, mesh
 from basilica.clocks import steady_now
 from basilica.core.commands import expanded
+from basilica.core.fencing import Fence
 from basilica.core.seen import Ended
 from basilica.delivery import Undeliverable, deliver, without_delivery
 from basilica.entrypoint import CANNOT_EXECUTE, ENDING, FORWARDED, NOT_FOUND, Rank, reap_all
 from basilica.machine import files
 from basilica.rank_output import Output
 from basilica.reach import Reach, borne_name
+from basilica.rendezvous.client import KeysClient
 from basilica.rendezvous.exchange import NoAnswer
 from basilica.rendezvous.names import RESULTS
 from basilica.rendezvous.orders import (
@@ -70,6 +74,8 @@ TRACEBACK_CHARS_MAX = 4000
 RESULT_BYTES_MAX = 512 << 10
 RECORDS_KEPT = 4
 TELL_WITHIN_S = 10.0
+CANCELLED, ENDED_BY_PLATFORM = "Cancelled", "Terminated"
+FENCED = "Fenced"  # the reason of the end of a rank whose agent was cut off
 LONG_WAIT_S = 15.0  # at the gate; before that nothing is said of it, since the log is the rank's
 
 
@@ -98,6 +104,7 @@ class Driven:
         self._news, self._told = asyncio.Event(), asyncio.Event()
         self._handled = -1  # the newest attempt that was run, or was not ours to run
         self._code = TERMINATED
+        self._fence = Fence.of(environment.get("BASILICA_FENCE", ""))
 
     async def run(self) -> int:
         """Until the rank is done, nothing more is wanted, or the container is to end; its exit code."""
@@ -105,7 +112,7 @@ class Driven:
         for number in FORWARDED:
             loop.add_signal_handler(number, self._signalled, number)
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
-        works = (self._follow_orders(), self._tell(), self._reach_others())
+        works = (self._follow_orders(), self._tell(), self._reach_others(), self._keep_beating())
         tasks = [asyncio.create_task(work) for work in works]
         try:
             return await self._serve()
@@ -171,9 +178,8 @@ class Driven:
             await self._pass_the_gate(order.attempt)
         if undeliverable is not None:
             ended = undeliverable
-        elif self._is_to_end(order.attempt):
-            stopped = not self._ending
-            reason = "Cancelled" if stopped else "Terminated"
+        elif reason := self._reason_to_end(order.attempt):
+            stopped = reason == CANCELLED
             ended = Ended(
                 exit_code=None, reason=reason, finished_at=steady_now(), stopped=stopped, by_platform=not stopped
             )
@@ -195,6 +201,7 @@ class Driven:
                 if self._is_to_end(attempt):
                     return False
                 with contextlib.suppress(NoAnswer):
+                    await self._beat(keys)  # first: from now on the rendezvous counts on us
                     key = attempt_key(self._rank, attempt)
                     answer = await keys.put(key, record.dump(), prev_exist=False)
                     if not answer.ok:  # perhaps by our own claim, whose answer was lost
@@ -226,8 +233,8 @@ class Driven:
         reminder = loop.call_later(LONG_WAIT_S, _log_line, "waiting until enough ranks are there and reach each other")
         gate = asyncio.create_task(mesh.wait_saying(lambda _: None, timeout))
         gate.add_done_callback(lambda _: self._stirred.set())
-        while not gate.done() and not self._is_to_end(attempt):
-            await self._stir()
+        while not gate.done() and not self._reason_to_end(attempt):
+            await self._stir(self._until_fenced())
         reminder.cancel()
         if gate.done():
             _tell_of_the_gate(loop.time() - began)
@@ -240,6 +247,11 @@ class Driven:
         if order is None or order.attempt < attempt:
             return self._ending
         return self._ending or order.attempt > attempt or not order.run
+
+    def _reason_to_end(self, attempt: int) -> str:
+        if self._is_to_end(attempt):
+            return ENDED_BY_PLATFORM if self._ending else CANCELLED
+        return FENCED if self._fence is not None and self._fence.closed(_now()) else ""
 
     async def _execute(self, order: Order) -> Ended:
         environment = self._rank_environment(order)
@@ -259,19 +271,19 @@ class Driven:
         self._record(order.attempt, started_at=rank.started_at)
         self._reports.begin(order.attempt, int(environment["WORLD_SIZE"]))
         reports = asyncio.create_task(self._reports.keep_telling())
-        stopped, by_platform = await self._until_it_ends(order.attempt, rank)
+        cause = await self._until_it_ends(order.attempt, rank)
         self._process = None
         reports.cancel()
         self._reports.finish()
         assert rank.code is not None
         exit_code = rank.code if rank.code >= 0 else 128 - rank.code
         killer = signal.Signals(-rank.code).name if rank.code < 0 else None
+        stopped, by_platform = cause == CANCELLED, cause in (ENDED_BY_PLATFORM, FENCED)
         if by_platform and exit_code == 0:
             exit_code = TERMINATED  # it ended well because it had to: its work is not done
-        reason = reason_of(exit_code, killer, self._memory_kills() - kills, stopped, None)
-        if by_platform and not stopped:
-            reason = "Terminated"
+        reason = cause or reason_of(exit_code, killer, self._memory_kills() - kills, False, None)
         failed = not stopped and exit_code != 0
+        tail = output.finish()
         return Ended(
             exit_code=exit_code,
             reason=reason,
@@ -279,7 +291,7 @@ class Driven:
             signal=killer,
             stopped=stopped,
             by_platform=by_platform,
-            log_tail=output.finish(),
+            log_tail=(*tail, self._fenced_line()) if cause == FENCED else tail,
             traceback=read_traceback(environment["TORCHELASTIC_ERROR_FILE"])[-TRACEBACK_CHARS_MAX:] if failed else "",
         )
 
@@ -290,28 +302,32 @@ class Driven:
             try:
                 return Rank(command, environment, output.writing)
             except OSError as error:
-                if error.errno not in SHORTAGES or self._is_to_end(attempt):
+                if error.errno not in SHORTAGES or self._reason_to_end(attempt):
                     raise
                 _log_line(f"cannot start {command[0]} now, again in {pause:g} s: {error.strerror}")
             await self._stir(pause)
             pause = min(2 * pause, TRY_TO_START_AGAIN_AT_MOST_S)
 
-    async def _until_it_ends(self, attempt: int, rank: Rank) -> tuple[bool, bool]:
-        """Whether it was stopped by an order, and whether by the platform, before it ended."""
+    async def _until_it_ends(self, attempt: int, rank: Rank) -> str:
+        """Why it had to end before it did: by an order, by the platform, by the fence; empty if it ended by itself."""
         kill_at: float | None = None
-        stopped = by_platform = False
+        cause = ""
         while rank.code is None:
-            now = time.monotonic()
-            if self._is_to_end(attempt):
-                if not stopped and not by_platform:
-                    stopped, by_platform = not self._ending, self._ending
-                    rank.signal(signal.SIGTERM)
-                if stopped and self._order is not None:
-                    kill_at = min(now + self._order.grace, kill_at if kill_at is not None else now + self._order.grace)
+            now = _now()
+            reason = self._reason_to_end(attempt)
+            if reason and not cause:
+                cause = reason
+                rank.signal(signal.SIGTERM)
+                if cause == FENCED:
+                    _log_line(self._fenced_line())
+            if cause == CANCELLED and self._order is not None:
+                kill_at = _earlier(kill_at, now + self._order.grace)
+            if self._fence is not None and (cause == FENCED or self._fence.closed(now)):
+                kill_at = _earlier(kill_at, now + self._fence.grace)  # whoever had told it to end
             if kill_at is not None and now >= kill_at:
                 rank.kill()
-            await self._stir(None if kill_at is None else max(0.05, kill_at - now))
-        return stopped, by_platform
+            await self._stir(self._until_fenced() if kill_at is None else max(0.05, kill_at - now))
+        return cause
 
     def _rank_environment(self, order: Order) -> dict[str, str]:
         world = str(order.world or self._environment.get("BASILICA_WORLD_TARGET", "1"))
@@ -403,6 +419,46 @@ class Driven:
                 async with asyncio.timeout(TELL_WITHIN_S):
                     await self._told.wait()
 
+    # ---- heartbeats ------------------------------------------------------------------------------------------------
+
+    async def _keep_beating(self) -> None:
+        """Let the rendezvous hear of us, and hear from it that it is there."""
+        while self._fence is not None:
+            async with opened(self._endpoint) as keys:
+                async for again in tries():
+                    with contextlib.suppress(NoAnswer):
+                        if not await self._beat(keys):
+                            return
+                        await asyncio.sleep(self._fence.heartbeat)
+                        again.at_once = True
+
+    async def _beat(self, keys: KeysClient) -> bool:
+        """One heartbeat; False if nobody takes any here, so that nobody counts on the fence."""
+        fence = self._fence
+        if fence is None:
+            return False
+        sent = _now()
+        if await keys.heartbeat(
+            self._pod or f"rank-{self._rank}", fence.heartbeat, fence.silence(sent), within=fence.heartbeat
+        ):
+            fence.answered(sent)
+            return True
+        self._fence = None
+        return False
+
+    def _until_fenced(self) -> float | None:
+        """Seconds until the fence closes, unless an answer comes before."""
+        end = None if self._fence is None else self._fence.ends_at()
+        now = _now()
+        return None if end is None or end <= now else end - now + 0.01
+
+    def _fenced_line(self) -> str:
+        silence = (self._fence.silence(_now()) if self._fence is not None else None) or 0.0
+        return (
+            f"the run's rendezvous has not answered for {silence:.0f} s: this node may be cut off, and another rank in "
+            f"the place of rank {self._rank}; it ends ({FENCED})"
+        )
+
     # ---- orders ----------------------------------------------------------------------------------------------------
 
     async def _follow_orders(self) -> None:
@@ -447,6 +503,15 @@ def _tell_of_the_gate(seconds: float) -> None:
             _log_line(f"the rank starts after {seconds:.0f} s")
         case _:
             pass
+
+
+def _now() -> float:
+    """Seconds of a clock that nobody sets, and that goes on while the machine is suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
+def _earlier(known: float | None, moment: float) -> float:
+    return moment if known is None else min(known, moment)
 
 
 def _log_line(text: str) -> None:

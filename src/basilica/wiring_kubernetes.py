@@ -21,6 +21,7 @@ from basilica.operator.health import Health
 from basilica.operator.metrics import OperatorMetrics
 from basilica.operator.operator import Operator, Works
 from basilica.operator.release import release_finalizers
+from basilica.operator.rights import NamespaceRights
 from basilica.ports import Runtime
 from basilica.runtimes.kubernetes.runtime import KubernetesRuntime
 from basilica.server.control import ControlPlane, Settings
@@ -114,7 +115,7 @@ async def serve_kubernetes(
                 home = home_of(options, api)
                 async with Attendance(api, home) as operators:
                     runtime = _runtime(options, run_settings_of(options, home), drives=False)
-                    parts = Parts(store, keys, runtime, clock, settings, lambda: operators.absent_for)
+                    parts = Parts(store, keys, runtime, clock, settings, lambda: operators.absence)
                     await serve_stateless(parts, listen, announce)
         finally:
             await store.close()
@@ -139,6 +140,7 @@ async def operate(options: ClusterOptions, wanted: OperatorOptions, announce: Ca
             election,
             refusals=Refusals(store),
             hourly=hourly,
+            beside=(lambda: NamespaceRights(api, home).keep(),),
         )
         metrics = OperatorMetrics(lambda: operator.controller, lambda: election.leading)
         health = Health(lambda: store.behind, metrics.text)

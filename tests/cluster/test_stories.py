@@ -72,6 +72,7 @@ def test_a_run_comes_up_grows_shrinks_and_is_cancelled(here: Installed) -> None:
 
 def test_a_run_that_is_made_by_hand_and_deleted_by_hand(here: Installed) -> None:
     kubectl("create", "namespace", here.namespace, check=False)
+    kubectl("label", "namespace", here.namespace, "app.kubernetes.io/managed-by=basilica", "--overwrite")
     here.apply("by-hand", image=here.plain_image, command=STAY, world={"min": 2, "target": 2, "max": 4})
     here.until_phase("by-hand", "ready")
     kubectl("--namespace", here.namespace, "scale", "ud", "by-hand", "--replicas", "3")

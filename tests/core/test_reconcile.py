@@ -592,7 +592,7 @@ class TestScaling:
         story.look()
         assert story.events == ["UDTerminalState"]
         assert [e.kind for e in story.plan.events] == ["Warning"]
-        assert story.status.observed_generation == 2
+        assert story.status.observed_generation == 1, "it was not acted on"
         assert story.status.world_target == 2
         assert story.look().events == ()
 

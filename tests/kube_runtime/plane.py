@@ -10,6 +10,7 @@ from typing import Any
 from basilica.controller.loop import Controller
 from basilica.controller.step import run_of
 from basilica.core.deployment import Deployment
+from basilica.core.fencing import FenceTimes
 from basilica.core.names import instance_name
 from basilica.core.spec import DeploymentSpec, Exec, Shell, Wanted
 from basilica.core.status import DeploymentStatus
@@ -33,6 +34,8 @@ SETTINGS = Settings(
     ),
 )
 QUICK = Patience(keyspace_seconds=2.0)
+FENCE = FenceTimes().scaled(1 / 15)  # a rank that is cut off ends after 5 s, and is replaced after 6
+QUICK_FENCE = replace(SETTINGS, fence=FENCE)
 
 
 class RealClock:

@@ -13,7 +13,7 @@ from basilica.core.spec import BenchOnStart, Exec, Resources, Wanted
 from basilica.kube.api import KubeApi
 from basilica.runtimes.kubernetes.runtime import KubernetesRuntime
 from basilica.testing.kube import KubeServer, NodeSpec, Timing
-from tests.kube_runtime.plane import NAMESPACE, PATIENCE_S, SETTINGS, Plane, control_plane, sh, with_env
+from tests.kube_runtime.plane import NAMESPACE, PATIENCE_S, QUICK_FENCE, SETTINGS, Plane, control_plane, sh, with_env
 
 SLEEP = sh("echo up; exec sleep 1000")
 OURS = ("pods", "jobs", "services", "deployments", "networkpolicies", "secrets")
@@ -291,7 +291,7 @@ def test_a_node_that_disappears_costs_no_restart_and_the_rank_moves() -> None:
     async def story() -> None:
         nodes = [NodeSpec("node-a", labels={"basilica.dev/provider": "acme"}), NodeSpec("node-b")]
         with KubeServer(nodes=nodes) as kube:
-            async with control_plane(kube) as plane:
+            async with control_plane(kube, settings=QUICK_FENCE) as plane:
                 run = await plane.deploy(SLEEP)
                 up = await plane.until_ready(run, 1)
                 assert (up.status.ranks[0].node, up.status.ranks[0].provider) == ("node-a", "acme")

@@ -11,7 +11,8 @@ from basilica.core.seen import Ended, SeenRank, Sight
 from basilica.core.world import WorldSize
 from basilica.rendezvous.orders import AttemptRecord, Order, load_record
 from basilica.runtimes.kubernetes.mesh import see_mesh
-from basilica.runtimes.kubernetes.parse import Gang, NodeFacts, PodFacts, container_end, pod_facts
+from basilica.runtimes.kubernetes.node_evidence import Evidence, NodeFacts
+from basilica.runtimes.kubernetes.parse import Gang, PodFacts, container_end, pod_facts
 
 NOW = 1000.0
 ORDER = {0: Order(attempt=0, run=True, world=1)}
@@ -47,8 +48,21 @@ def terminated(code: int, reason: str = "Error", message: str = "") -> dict[str,
 
 
 def look(pods: list[PodFacts], records: dict[tuple[int, int], AttemptRecord] | None = None, **more: Any) -> SeenRank:
-    [seen] = Gang(orders=ORDER, records=records or {}, pods=pods, nodes=more.pop("nodes", {}), **more).see(NOW)
+    evidence = more.pop("evidence", Evidence(nodes={"node-0": NodeFacts()}))
+    [seen] = Gang(orders=ORDER, records=records or {}, pods=pods, evidence=evidence, **more).see(NOW)
     return seen
+
+
+def nodes(unready_for: float | None, silence: float | None) -> Evidence:
+    """Of a pod on node-0, beside a node that is well. A rank is lost after 30 s of the node's and 90 of its own."""
+    since = None if unready_for is None else 500.0 - unready_for
+    return Evidence(
+        now=500.0,
+        nodes={"node-0": NodeFacts(unready_since=since), "node-1": NodeFacts()},
+        lost_after=90.0,
+        silences={"u1": silence},
+        missed={} if not silence else {"u1": silence},
+    )
 
 
 DISRUPTED = [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]
@@ -106,13 +120,58 @@ def test_the_platform_says_why_it_ended_a_rank() -> None:
     assert ended == replace(own, reason="Preempted")
 
 
-def test_a_silent_node_is_unknown_and_then_lost() -> None:
-    up = facts({"running": {}})
-    unsure = look([up], {(0, 0): RUNNING}, nodes={"node-0": NodeFacts(unready_since=NOW - 10)}, lost_after=30.0)
-    assert unsure.sight is Sight.UNKNOWN
-    lost = look([up], {(0, 0): RUNNING}, nodes={"node-0": NodeFacts(unready_since=NOW - 30)}, lost_after=30.0)
-    assert lost.ended is not None
-    assert (lost.ended.reason, lost.ended.by_platform) == ("NodeLost", True)
+@pytest.mark.parametrize(
+    ("unready_for", "silence", "sight"),
+    [
+        (None, 0.0, Sight.RUNNING),
+        (10.0, 0.0, Sight.RUNNING),  # its agent is heard from, whatever the kubelet says
+        (1000.0, 0.0, Sight.RUNNING),
+        (10.0, 60.0, Sight.UNKNOWN),
+        (40.0, 60.0, Sight.UNKNOWN),  # the agent may not have stopped its rank yet
+        (10.0, 100.0, Sight.UNKNOWN),
+        (40.0, None, Sight.UNKNOWN),  # the rendezvous cannot be asked
+        (None, 100.0, Sight.RUNNING),  # the kubelet speaks for it
+        (30.0, 90.0, Sight.ENDED),
+    ],
+)
+def test_a_rank_is_lost_when_its_node_and_its_agent_are_silent(
+    unready_for: float | None, silence: float | None, sight: Sight
+) -> None:
+    seen = look([facts({"running": {}})], {(0, 0): RUNNING}, evidence=nodes(unready_for, silence))
+    assert seen.sight is sight
+    if sight is Sight.ENDED:
+        assert seen.ended is not None
+        assert (seen.ended.reason, seen.ended.by_platform) == ("NodeLost", True)
+    else:
+        assert seen.silent_since == (NOW - silence if silence else None)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "ended"),
+    [
+        (nodes(None, 20.0), True),  # the kubelet has let it go
+        (nodes(40.0, 20.0), False),  # Kubernetes gave it up; it may live
+        (nodes(40.0, None), False),
+        (nodes(40.0, 95.0), True),
+        (Evidence(nodes={"node-1": NodeFacts()}, silences={"u1": 20.0}), False),  # its node was deleted
+        (Evidence(nodes={"node-1": NodeFacts()}, silences={"u1": 95.0}), True),
+    ],
+)
+@pytest.mark.parametrize("how", ["gone", "failed", "unknown"])
+def test_a_pod_that_kubernetes_gave_up_may_live(evidence: Evidence, ended: bool, how: str) -> None:
+    """By the garbage collector of pods, or by force: nobody has asked the node."""
+    pods = {
+        "gone": [],
+        "failed": [facts(None, phase="Failed")],
+        "unknown": [facts(terminated(137, "ContainerStatusUnknown"))],
+    }[how]
+    seen = look(pods, {(0, 0): RUNNING}, evidence=evidence, gone={"u1"} if how == "gone" else ())
+    assert (seen.ended is not None) == ended
+
+
+def test_an_attempt_is_not_said_to_start_on_a_node_that_is_lost() -> None:
+    seen = look([facts({"running": {}})], evidence=nodes(40.0, 95.0))
+    assert (seen.sight, seen.note) == (Sight.QUEUED, "waiting for a pod, since node node-0 does not answer")
 
 
 def test_a_pod_that_no_look_has_shown_yet_is_no_lost_one() -> None:

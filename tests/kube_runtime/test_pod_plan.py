@@ -10,7 +10,8 @@ from basilica.core.spec import Wanted
 from basilica.core.world import WorldSize
 from basilica.kube.run import PodGroup
 from basilica.rendezvous.orders import AttemptRecord, Order
-from basilica.runtimes.kubernetes.parse import Gang, NodeFacts, PodFacts
+from basilica.runtimes.kubernetes.node_evidence import Evidence, NodeFacts
+from basilica.runtimes.kubernetes.parse import Gang, PodFacts
 from basilica.runtimes.kubernetes.pod_ledger import LONGEST_PAUSE_S, Birth, Ledger, Refusal
 from basilica.runtimes.kubernetes.pod_plan import (
     GANG_RELEASED,
@@ -50,7 +51,10 @@ def facts(
     world: tuple[int, int, int] = (1, 2, 4),
     **more: Any,
 ) -> Facts:
-    gang = Gang(orders={0: RUN} if orders is None else orders, records=records or {}, pods=pods, nodes=nodes or {})
+    evidence = Evidence(
+        now=NOW, nodes={"another": NodeFacts(), **(nodes or {})}, silences={each.uid: NOW for each in pods}
+    )
+    gang = Gang(orders={0: RUN} if orders is None else orders, records=records or {}, pods=pods, evidence=evidence)
     given = {"wanted": Wanted.RUN, "keyspace": Keyspace.ANSWERS, "now": NOW, **more}
     return Facts(instance="train", gang=gang, ranks=gang.see(NOW), world=WorldSize(*world), **given)
 

@@ -54,6 +54,11 @@ def test_who_sees_nothing_does_not_blame_the_operator() -> None:
             assert operators.absent_for is not None
             kube.close()
             await until(lambda: operators.absent_for is None)
+            clock.ahead += 60.0
+            away = operators.absence
+            assert away is not None
+            assert away.of == "cluster"
+            assert away.seconds >= 60.0
 
     with KubeServer(processes=False) as kube:
         asyncio.run(story(kube))

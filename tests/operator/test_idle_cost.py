@@ -2,17 +2,22 @@
 
 import asyncio
 import json
+import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from basilica.core.events import Event
 from basilica.core.phase import Phase, RankPhase
+from basilica.core.policy import find_culprit
 from basilica.core.spec import DeploymentSpec, Exec
 from basilica.core.status import DeploymentStatus
 from basilica.core.world import RankExit, RankStatus, WorldSize
-from basilica.kube.userdeployment import body_of, instance_of
+from basilica.kube.userdeployment import RANKS_MAX, body_of, instance_of
 from basilica.stores.kubernetes import codec
 from basilica.testing.kube import KubeServer
+from basilica.wire.render import render_exits
 from tests.operator.cluster import by_hand, eventually, operating, tell
 
 MANY = 300
@@ -134,3 +139,96 @@ def test_what_does_not_fit_is_given_up_from_the_least_important_on() -> None:
     kept = codec.state_of("large", text)
     assert [replace(e, log_tail=()) for e in kept.exits] == [replace(e, log_tail=()) for e in exits]
     assert kept.failures[0].log_tail != ()
+
+
+def test_the_largest_run_in_its_worst_state_fits_into_an_object() -> None:
+    """Nothing of it is alike: every rank on another machine, every time another, all have failed twice."""
+    chance = random.Random(7)
+
+    def letters(count: int) -> str:
+        return f"{chance.getrandbits(4 * count):0{count}x}"
+
+    def moment() -> float:
+        return 1.7e9 + chance.random() * 1e7
+
+    def an_exit(n: int, attempt: int) -> RankExit:
+        return RankExit(
+            rank=n,
+            attempt=attempt,
+            exit_code=chance.choice([1, 137, 139, None]),
+            termination_reason="OOMKilled",
+            restart_count=attempt,
+            started_at=moment(),
+            finished_at=moment(),
+            seen_at=moment(),
+            signal="SIGKILL",
+            node=f"ip-{letters(12)}.eu-west-1.compute.internal",
+            log_tail=tuple(letters(200) for _ in range(40)) if n < 32 else (),
+            traceback=letters(4000) if n < 32 else "",
+        )
+
+    exits = tuple(an_exit(n, 9) for n in range(RANKS_MAX))
+    ranks = tuple(
+        RankStatus(
+            rank=n,
+            attempt=9,
+            phase=RankPhase.LOST,
+            restarts=8,
+            world_size=RANKS_MAX,
+            pod_name=f"large-1a2b3c4d-{n}-{letters(5)}",
+            node=exits[n].node,
+            provider="cyan",
+            region="eu-west-1",
+            gpus=8,
+            metered_until=moment(),
+        )
+        for n in range(RANKS_MAX)
+    )
+    status = DeploymentStatus(
+        created_at=1.7e9,
+        phase=Phase.FAILED,
+        world_target=RANKS_MAX,
+        ranks=ranks,
+        exits=exits,
+        failures=(*exits, *(an_exit(n, 8) for n in range(RANKS_MAX))),
+    )
+    env = {f"VARIABLE_{n}": letters(1000) for n in range(600)}
+    spec = DeploymentSpec(
+        name="large", program=Exec(("python", "train.py")), world=WorldSize(1, RANKS_MAX, RANKS_MAX), env=env
+    )
+    events = codec.fold((), [Event("RankFailed", letters(1900)) for _ in range(500)], 1.7e9)
+    body = codec.status_body(spec, status, events, 1.7e9)
+    whole = {"metadata": {"annotations": {"requested": "x" * codec.REQUESTED_BYTES}}, "spec": body_of(spec)}
+    assert len(json.dumps(whole["spec"])) <= codec.SPEC_BYTES
+    assert len(json.dumps({**whole, "status": body}).encode()) <= 1_500_000
+    kept = codec.state_of("large", str(body["state"]))
+    assert [(e.rank, e.attempt, e.exit_code) for e in kept.exits] == [(e.rank, e.attempt, e.exit_code) for e in exits]
+    assert body["rankExitsOmitted"] == RANKS_MAX - len(body["rankExits"])  # type: ignore[arg-type]
+
+
+def test_exits_are_shown_as_the_api_shows_them() -> None:
+    def an_exit(n: int, code: int | None, **more: Any) -> RankExit:
+        return RankExit(
+            rank=n,
+            attempt=1,
+            exit_code=code,
+            termination_reason="Error",
+            restart_count=1,
+            finished_at=1.7e9,
+            seen_at=1.7e9,
+            **more,
+        )
+
+    failed = an_exit(1, 1, node="node-1", started_at=1.6e9)
+    exits = (an_exit(0, 0), failed, an_exit(2, None), an_exit(3, 143, stopped=True))
+    status = DeploymentStatus(created_at=1.0, phase=Phase.FAILED, exits=exits, failures=exits[1:3], world_target=4)
+    spec = DeploymentSpec(name="x", program=Exec(("true",)), world=WorldSize(1, 4, 4))
+    shown: Any = codec.status_body(spec, status, (), 1.7e9)["rankExits"]
+    culprit = find_culprit(status.failures, status.whole_at)
+    fields = ("rank", "exitCode", "restartCount", "terminationReason", "node", "role")
+    for mine, theirs in zip(shown, render_exits(status, culprit), strict=True):
+        wire = json.loads(theirs.to_json())
+        assert {f: mine.get(f) for f in fields} == {f: wire.get(f) for f in fields}
+        assert mine.keys() <= {*wire.keys(), "error"}
+    running = codec.status_body(spec, replace(status, phase=Phase.READY), (), 1.7e9)
+    assert running["rankExits"] is None

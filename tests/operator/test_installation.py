@@ -34,6 +34,8 @@ def printed(*arguments: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("version", ["1.29", kubernetes_validate.latest_version()])
 @pytest.mark.parametrize("manifest", EVERYTHING, ids=lambda m: f"{m['kind']}-{m['metadata']['name']}")
 def test_every_manifest_is_valid(manifest: dict[str, Any], version: str) -> None:
+    if version == "1.29" and manifest["kind"].startswith("ValidatingAdmissionPolicy"):
+        pytest.skip("Kubernetes has had these since 1.30, and what they hold is held without them less strictly")
     kubernetes_validate.validate(manifest, version, strict=True)
 
 
@@ -43,7 +45,7 @@ def test_what_is_printed_reads_back_as_what_was_meant() -> None:
 
 def test_without_the_api_nothing_of_it_is_printed() -> None:
     found = printed("--namespace", "elsewhere")
-    assert not [m for m in found if "basilica-api" in str(m)]
+    assert not [m for m in found if m["metadata"]["name"].startswith("basilica-api")]
     assert {m["metadata"]["namespace"] for m in found if "namespace" in m["metadata"]} == {"elsewhere"}
 
 
@@ -67,14 +69,18 @@ def test_no_right_is_a_wildcard() -> None:
     assert rules
     for name, rule in rules:
         assert "*" not in str(rule), name
-    names = {name: [r for n, rule in rules if n == name for r in rule["resources"]] for name, _ in rules}
-    assert not {"clusterroles", "rolebindings"} & {r for found in names.values() for r in found}
+    roles = [(name, rule) for name, rule in rules if "rbac" in rule["apiGroups"][0]]
+    assert {name for name, _ in roles} == {"basilica-operator"}
+    assert [rule["resourceNames"] for _, rule in roles if "bind" in rule["verbs"]] == [
+        ["basilica-api-runs", "basilica-operator-runs"]
+    ]
+    assert not [rule for _, rule in roles if "escalate" in rule["verbs"]]
 
 
 def test_commands_in_pods_are_run_by_the_api_alone() -> None:
     rules = [(m["metadata"]["name"], rule) for m in EVERYTHING for rule in m.get("rules", ())]
     assert [(name, rule["verbs"]) for name, rule in rules if "pods/exec" in rule["resources"]] == [
-        ("basilica-api", ["get", "create"])
+        ("basilica-api-runs", ["get", "create"])
     ]
 
 
@@ -86,8 +92,12 @@ def test_api_servers_keep_directories_and_the_operator_alone_forgets_them() -> N
         for rule in m["rules"]
         if rule["resources"] == ["configmaps"]
     }
-    assert verbs["basilica-operator"] == {"get", "list", "create", "patch", "delete"}
-    assert verbs["basilica-api"] == {"get", "list", "create", "patch"}
+    assert verbs == {
+        "basilica-operator": {"list"},
+        "basilica-operator-runs": {"get", "list", "create", "patch", "delete"},
+        "basilica-api": {"get", "list"},
+        "basilica-api-runs": {"create", "patch"},
+    }
 
 
 def test_the_definition_is_checked_in() -> None:

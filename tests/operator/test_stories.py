@@ -100,8 +100,11 @@ def test_an_edit_of_a_finished_run_is_ignored_with_a_warning() -> None:
             warning = await eventually(lambda: kube_events(kube).get("UDTerminalState"))
             assert warning["type"] == "Warning"
             assert "has no effect" in warning["message"]
-            after = await here.until(instance, lambda d: d.status.observed_generation == 2)
+            after = await here.until(instance, lambda d: d.status.ignored_generation == 2)
             assert after.status.phase is Phase.SUCCEEDED
+            shown = the_object(kube)["status"]
+            assert (shown["observedGeneration"], shown["world"]["target"]) == (1, 2), "a target that never was"
+            assert [(e["rank"], e["exitCode"]) for e in shown["rankExits"]] == [(0, 0), (1, 0)]
             assert here.runtime.running(instance) == []
 
     tell(story)
@@ -197,10 +200,16 @@ def test_a_secret_that_is_not_there_is_told_and_waited_for() -> None:
             instance = applied(kube, secretRef={"name": "tokens"})
             event = await eventually(lambda: kube_events(kube).get("SecretUnavailable"))
             assert "u-ann/tokens" in event["message"]
+            shown = await eventually(lambda: the_object(kube).get("status"))
+            assert shown["phase"] == "pending"
+            assert "u-ann/tokens" in shown["message"]
+            assert [(c["type"], c["status"]) for c in shown["conditions"]] == [("SecretAvailable", "False")]
             secret = {"metadata": {"name": "tokens"}, "data": {"TOKEN": "czNjcmV0"}}
             kube.create({"apiVersion": "v1", "kind": "Secret", **secret}, "u-ann")
             await eventually(lambda: here.runtime.running(instance) == [0, 1])
             assert (await here.store.get(instance)).spec.secrets == {"TOKEN": "s3cret"}
+            ready = await eventually(lambda: the_object(kube)["status"]["phase"] == "ready" and the_object(kube))
+            assert "SecretAvailable" not in [c["type"] for c in ready["status"]["conditions"]]
             assert "s3cret" not in str(the_object(kube))
 
     tell(story)

@@ -11,6 +11,7 @@ LONGEST_RESTART_DELAY = 60.0
 LOST_AFTER = 30.0  # a rank that no look has shown for so long is gone
 BENCH_DEADLINE = 1500.0
 LOG_TAILS_KEPT = 32  # the logs themselves stay readable; a status must not grow with a thousand ranks
+UNKNOWN_EXIT_CODE = -1  # where a number is demanded and nobody knows one; the reason says `Unknown`
 SIMULTANEOUS = 0.05  # exits so close to each other are told apart by their evidence, not by the clock
 
 Role = Literal["culprit", "victim", "stopped"]
@@ -85,6 +86,15 @@ def role_of(exit: RankExit, culprit: Culprit | None) -> Role | None:
     if exit.exit_code == 0 or culprit is None:
         return None
     return "culprit" if exit.rank == culprit.exit.rank else "victim"
+
+
+def last_exits(exits: Iterable[RankExit]) -> list[RankExit]:
+    """One exit of each rank, its last, by rank."""
+    last: dict[int, RankExit] = {}
+    for exit in exits:
+        if exit.rank not in last or exit.attempt >= last[exit.rank].attempt:
+            last[exit.rank] = exit
+    return [last[rank] for rank in sorted(last)]
 
 
 def describe_exit(exit: RankExit) -> str:

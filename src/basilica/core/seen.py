@@ -54,7 +54,7 @@ class Stalled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenRank:
-    """One attempt of one rank, as one look showed it."""
+    """One attempt of one rank, as one look showed it. `silent_since`: its agent has not been heard from since then."""
 
     rank: int
     attempt: int
@@ -68,6 +68,7 @@ class SeenRank:
     ended: Ended | None = None
     note: str = ""
     stalled: Stalled | None = None
+    silent_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,6 +72,7 @@ class DeploymentStatus:
     phase: Phase = Phase.PENDING
     message: str = ""
     observed_generation: int = 0
+    ignored_generation: int = 0  # of a change that came after the end, and has had its warning
     world_target: int = 0
     closed: bool = False
     was_ready: bool = False

@@ -1,6 +1,8 @@
 """One sentence that says what a run is doing or waiting for: no phase without a reason."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from basilica.core import policy, stalls
 from basilica.core.damage import Trouble
@@ -10,14 +12,28 @@ from basilica.core.status import DeploymentStatus
 from basilica.core.world import STALLED, RankStatus
 
 
-def why(spec: DeploymentSpec, status: DeploymentStatus, now: float, unattended: float | None = None) -> str:
-    """What the run is waiting for, or how it ended. `unattended`: for how many seconds nobody has looked after it."""
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """Why what is known of live runs may be old, and for how many seconds it has been so."""
+
+    of: Literal["operator", "cluster"]
+    seconds: float
+
+    def describe(self, known: str) -> str:
+        match self.of:
+            case "operator":
+                return f"no operator has been at work for {self.seconds:.0f} s; this is what the last one saw: {known}"
+            case "cluster":
+                silence = f"the cluster's API server has not answered for {self.seconds:.0f} s, and ranks go on without"
+                return f"{silence}; this is what was seen before: {known}"
+
+
+def why(spec: DeploymentSpec, status: DeploymentStatus, now: float, unattended: Absence | None = None) -> str:
+    """What the run is waiting for, or how it ended. `unattended`: nobody looks after it, or nobody can see it."""
     if status.phase.terminal:
         return _ended(spec, status)
-    if unattended is not None:
-        known = _under_way(spec, status, now)
-        return f"no operator has been at work for {unattended:.0f} s; this is what the last one saw: {known}"
-    return _under_way(spec, status, now)
+    known = _under_way(spec, status, now)
+    return known if unattended is None else unattended.describe(known)
 
 
 def with_troubles(sentence: str, status: DeploymentStatus, troubles: Sequence[Trouble]) -> str:
@@ -77,6 +93,20 @@ def _reasons(wanted: list[RankStatus], spec: DeploymentSpec, status: DeploymentS
             reasons.append(f"{_name(ranks)}{cause} to stop, and then to start again")
     if missing:
         reasons.append(f"a sign of {_name(missing)}: not seen in the last look")
+    return reasons + _silences(wanted, now)
+
+
+def _silences(wanted: list[RankStatus], now: float) -> list[str]:
+    """One reason for each node whose agents are silent, with the silence of the one that was heard from last."""
+    nodes: dict[str, list[RankStatus]] = {}
+    for rank in wanted:
+        if rank.phase.may_run and rank.silent_since is not None:
+            nodes.setdefault(rank.node, []).append(rank)
+    reasons: list[str] = []
+    for node, ranks in nodes.items():
+        seconds = now - max(r.silent_since for r in ranks if r.silent_since is not None)
+        verb = "has" if len(ranks) == 1 else "have"
+        reasons.append(f"a sign of {_name(ranks)} on node {node}, which {verb} not been heard from for {seconds:.0f} s")
     return reasons
 
 

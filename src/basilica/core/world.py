@@ -99,6 +99,7 @@ class RankStatus:
     stop_reason: str = ""  # what the exit of a rank that we stopped is called
     note: str = ""
     stalled: Stalled | None = None
+    silent_since: float | None = None  # nothing has been heard of its agent since then
 
     def next_attempt(self, *, restarts: int, restart_at: float | None) -> "RankStatus":
         """The same rank before its next start; nothing of this attempt is kept but where it ran."""

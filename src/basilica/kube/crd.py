@@ -10,8 +10,7 @@ from typing import Any, get_args, get_type_hints
 from basilica.core.names import NAME_MAX
 from basilica.core.phase import Phase
 from basilica.core.spec import ARG_BYTES_MAX, GRACE_SECONDS, SCRIPT_BYTES_MAX, SECONDS_MAX, BenchOnStart, DeploymentSpec
-from basilica.core.world import WORLD_LIMIT
-from basilica.kube.userdeployment import GROUP, KIND, PLURAL, VERSION
+from basilica.kube.userdeployment import GROUP, KIND, PLURAL, RANKS_MAX, VERSION
 
 Json = dict[str, Any]
 
@@ -20,6 +19,7 @@ STATE_MAX = 1 << 20
 NAME_PATTERN = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 _ITEMS_MAX, _LABELS_MAX = 1024, 64
 _TARGET, _READY = ".spec.distributed.worldSize.target", ".status.world.ready"
+_ACTED_ON = ".status.world.target"  # a change of a run that has ended is none
 _HINTS = get_type_hints(DeploymentSpec)
 
 
@@ -28,7 +28,7 @@ def definition() -> Json:
     columns = [
         _column("Phase", "string", ".status.phase"),
         _column("Ready", "integer", _READY),
-        _column("Target", "integer", _TARGET),
+        _column("Target", "integer", _ACTED_ON),
         _column("Message", "string", ".status.message", priority=1),
         _column("Age", "date", ".metadata.creationTimestamp"),
     ]
@@ -172,7 +172,7 @@ def _distributed() -> Json:
 def _world_size() -> Json:
     return _object(
         "How many ranks: wanted now (target), the fewest to train with (min), the most (max).",
-        {name: _whole(f"{name.capitalize()} number of ranks.", 1, WORLD_LIMIT) for name in ("min", "target", "max")},
+        {name: _whole(f"{name.capitalize()} number of ranks.", 1, RANKS_MAX) for name in ("min", "target", "max")},
         required=["min", "target", "max"],
         rules=[
             _rule("self.min <= self.target", "worldSize: min must not be greater than target"),
@@ -243,10 +243,44 @@ def _status() -> Json:
             "terminalAt": moment,
             "settled": {"type": "boolean", "description": "Every exit is in."},
             "culprit": culprit,
+            "rankExits": _rank_exits(),
+            "rankExitsOmitted": {
+                "type": "integer",
+                "minimum": 0,
+                "description": "How many exits are not shown, since an object has no room for them; the API has all.",
+            },
             "events": _text("The operator's own record of events, which outlives Kubernetes' Events.", STATE_MAX),
             "state": _text("The operator's own record of every rank; the API renders it.", STATE_MAX),
         },
     )
+
+
+def _rank_exits() -> Json:
+    """As `rankExits` of the API, without what ranks wrote."""
+    moment = {"type": "string", "format": "date-time"}
+    exit = _object(
+        "",
+        {
+            "rank": {"type": "integer", "minimum": 0},
+            "exitCode": {"type": "integer", "description": "The program's own, 128+n for signal n; -1: nobody knows."},
+            "restartCount": {"type": "integer", "minimum": 0},
+            "terminationReason": _text("OOMKilled, Error, NodeLost, … with evidence; else Unknown.", 256),
+            "signal": _text("", 64),
+            "startedAt": moment,
+            "finishedAt": moment,
+            "node": _text("", 256),
+            "role": _text("culprit, victim or stopped.", 64),
+            "error": _text("The Python exception that it failed with, in a line.", 1024),
+        },
+        required=["rank", "exitCode", "restartCount", "terminationReason", "finishedAt"],
+    )
+    return {
+        "type": "array",
+        "items": exit,
+        "maxItems": _ITEMS_MAX,
+        "x-kubernetes-list-type": "atomic",
+        "description": "How each rank ended; empty while the run is not over.",
+    }
 
 
 # ---- words of the schema ---------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ makes it list again. While nothing changes, nothing is asked.
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from typing import Any
@@ -22,7 +23,8 @@ _SLOWEST = 10  # failures in a row after which the pause grows no more
 class Informer:
     """All objects under a path. `on_change` gets each object that changed, for a deleted one its last state.
 
-    What is gone is no longer found by `get`.
+    What is gone is no longer found by `get`. `on_back` is called when the server answers again, with how many seconds
+    it did not, before what changed meanwhile.
     """
 
     def __init__(
@@ -33,7 +35,10 @@ class Informer:
         label_selector: str = "",
         field_selector: str = "",
         on_change: Callable[[Json], None] | None = None,
+        on_back: Callable[[float], None] = lambda away_for: None,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._on_back, self._monotonic = on_back, monotonic
         self._api, self._path = api, path
         self._labels, self._fields = label_selector, field_selector
         self._on_change = on_change
@@ -43,6 +48,7 @@ class Informer:
         self._failures = 0
         self._told = 0  # the version up to which the watch has told
         self.problem: ApiError | None = None  # why the copy may be behind; None while it follows the cluster
+        self._problem_since: float | None = None
 
     def start(self) -> None:
         if self._task is None:
@@ -63,6 +69,11 @@ class Informer:
     @property
     def is_synced(self) -> bool:
         return self._synced.is_set()
+
+    @property
+    def behind_for(self) -> float | None:
+        """For how many seconds the cluster could not be asked; None while the copy follows it."""
+        return None if self._problem_since is None else self._monotonic() - self._problem_since
 
     @property
     def version(self) -> int:
@@ -98,6 +109,8 @@ class Informer:
                 if error.status == 410:
                     version = ""
                 self.problem = error
+                if error.status != 410:  # then the server answers
+                    self._problem_since = self._monotonic() if self._problem_since is None else self._problem_since
                 pause = delay(self._failures, error.retry_after)
                 self._failures = min(self._failures + 1, _SLOWEST)
                 log.info("the watch of %s broke: %s", self._path, error)
@@ -119,7 +132,10 @@ class Informer:
         return version
 
     def _is_well(self) -> None:
+        away_for, self._problem_since = self.behind_for, None
         self.problem, self._failures = None, 0
+        if away_for is not None:
+            self._on_back(away_for)
 
     async def _watch(self, version: str) -> AsyncGenerator[str, None]:
         """Follow until the server ends it; yields each version that was told of."""

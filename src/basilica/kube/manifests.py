@@ -1,21 +1,23 @@
 """The control plane's own objects: all that `basilica manifests` prints. Pure.
 
-Rights are the least that the code needs: what is done in users' namespaces is in cluster roles, since those namespaces
-are not known beforehand; keys and the lease are in the control plane's namespace alone.
+Rights are the least that the code needs, in three rings. Everywhere: the runs themselves, and what is watched of all
+namespaces at once (never Secrets, never a command in a pod). In namespaces with our label: all that is done for runs,
+by bindings that the operator makes there (`kube.roles`). In the control plane's own: keys and the lease. The right
+to bind widens rights, so an admission policy holds it to namespaces with the label.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 from basilica.kube.crd import definition
+from basilica.kube.roles import API, MANAGED, OPERATOR, RBAC, RUNS_ROLES
 from basilica.kube.userdeployment import GROUP, PLURAL
 
 Json = dict[str, Any]
 
-OPERATOR, API = "basilica-operator", "basilica-api"
 HEALTH_PORT, API_PORT = 8080, 7411
 REPLICAS = 2
-USER = 1000
+USER = GROUP_ID = 1000
 NODE_SECONDS = 30  # how long a node that does not answer is waited for
 
 READ, WRITE = ("get", "list", "watch"), ("create", "patch", "delete")
@@ -25,11 +27,13 @@ def manifests(*, namespace: str, image: str, with_api: bool) -> list[Json]:
     """Everything, in the order in which it has to be applied."""
     found = [_namespace(namespace), definition()]
     found += [_account(OPERATOR, namespace), *_rights(OPERATOR, namespace, _operator_rules(), _operator_home_rules())]
+    found += [_cluster_role(RUNS_ROLES[OPERATOR], OPERATOR, _operator_runs_rules()), *_binding_policy(namespace)]
     arguments = ["operator", "--namespace", namespace, "--image", image, "--port", str(HEALTH_PORT)]
     found += [_deployment(OPERATOR, namespace, image, arguments, HEALTH_PORT), _disruption_budget(OPERATOR, namespace)]
     if with_api:
         arguments = ["serve", "--store", "kubernetes", "--namespace", namespace, "--image", image]
         arguments += ["--host", "0.0.0.0", "--port", str(API_PORT)]
+        found.append(_cluster_role(RUNS_ROLES[API], API, _api_runs_rules()))
         found += [_account(API, namespace), *_rights(API, namespace, _api_rules(), _api_home_rules())]
         found += [_deployment(API, namespace, image, arguments, API_PORT), _disruption_budget(API, namespace)]
         found.append(_service(API, namespace, API_PORT))
@@ -43,13 +47,22 @@ def _operator_rules() -> list[Json]:
     return [
         _rule(GROUP, [PLURAL], (*READ, "patch", "delete")),
         _rule(GROUP, [f"{PLURAL}/status"], ("patch",)),
+        _rule("", ["namespaces", "pods", "services"], ("list", "watch")),
+        _rule("", ["nodes"], READ),
+        _rule("", ["configmaps"], ("list",)),  # directories that were sent, of all users at once
+        _rule(RBAC, ["rolebindings"], ("create", "patch")),
+        _rule(RBAC, ["clusterroles"], ("bind",)) | {"resourceNames": sorted(RUNS_ROLES.values())},
+    ]
+
+
+def _operator_runs_rules() -> list[Json]:
+    return [
         _rule("", ["configmaps"], ("get", "list", *WRITE)),  # what deleted runs used, and directories that were sent
         _rule("", ["secrets"], ("get", *WRITE)),  # variables and results of runs
         _rule("", ["events"], ("create", "patch")),
         _rule("", ["pods"], (*READ, *WRITE, "deletecollection")),  # ranks
         _rule("", ["services"], (*READ, *WRITE)),
         _rule("", ["serviceaccounts"], ("get", *WRITE)),
-        _rule("", ["nodes"], READ),
         _rule("apps", ["deployments"], ("get", *WRITE)),
         _rule("networking.k8s.io", ["networkpolicies"], ("get", *WRITE)),
     ]
@@ -61,15 +74,23 @@ def _operator_home_rules() -> list[Json]:
 
 def _api_rules() -> list[Json]:
     return [
-        _rule(GROUP, [PLURAL], (*READ, *WRITE)),
+        _rule(GROUP, [PLURAL], READ),
         _rule("", ["namespaces"], ("create",)),
-        _rule("", ["configmaps"], ("get", "list", "create", "patch")),  # tickets, usage, directories
+        _rule("", ["configmaps"], ("get", "list")),  # before a user's namespace is made there is nothing to read
+        _rule("", ["pods", "services"], ("list", "watch")),
+        _rule("", ["nodes"], READ),
+    ]
+
+
+def _api_runs_rules() -> list[Json]:
+    return [
+        _rule(GROUP, [PLURAL], WRITE),
+        _rule("", ["configmaps"], ("create", "patch")),  # tickets, usage, directories
         _rule("", ["secrets"], ("get", "create", "patch")),
         _rule("", ["events"], ("create", "patch")),
-        _rule("", ["pods"], READ),
+        _rule("", ["pods"], ("get",)),
         _rule("", ["pods/log"], ("get",)),
         _rule("", ["pods/exec"], ("get", "create")),  # what a WebSocket asks for, and since 1.35 has to be allowed
-        _rule("", ["services", "nodes"], READ),
     ]
 
 
@@ -78,6 +99,50 @@ def _api_home_rules() -> list[Json]:
         _rule("", ["secrets"], (*READ, "create", "delete")),  # API keys
         _rule("coordination.k8s.io", ["leases"], READ),  # whether an operator is at work
     ]
+
+
+def _cluster_role(name: str, part: str, rules: list[Json]) -> Json:
+    """Bound by the operator, namespace by namespace; a binding of one that is not installed gives nothing."""
+    metadata = {"name": name, "labels": _labels(part)}
+    return {"apiVersion": f"{RBAC}/v1", "kind": "ClusterRole", "metadata": metadata, "rules": rules}
+
+
+def _binding_policy(namespace: str) -> list[Json]:
+    """Holds what the operator may bind to namespaces with our label. Kubernetes 1.30 and later has such policies."""
+    label, _, value = MANAGED.partition("=")
+    group = "admissionregistration.k8s.io/v1"
+    metadata = {"name": f"{OPERATOR}-bindings", "labels": _labels(OPERATOR)}
+    rule = {
+        "apiGroups": [RBAC],
+        "apiVersions": ["*"],
+        "operations": ["CREATE", "UPDATE"],
+        "resources": ["rolebindings"],
+    }
+    account = f"system:serviceaccount:{namespace}:{OPERATOR}"
+    labels = "namespaceObject.metadata.labels"
+    labelled = f"has({labels}) && '{label}' in {labels} && {labels}['{label}'] == '{value}'"
+    subjects = f"object.subjects.all(s, s.kind == 'ServiceAccount' && s.namespace == '{namespace}')"
+    policy = {
+        "apiVersion": group,
+        "kind": "ValidatingAdmissionPolicy",
+        "metadata": metadata,
+        "spec": {
+            "failurePolicy": "Fail",
+            "matchConstraints": {"resourceRules": [rule]},
+            "matchConditions": [{"name": "operator", "expression": f"request.userInfo.username == '{account}'"}],
+            "validations": [
+                {"expression": labelled, "message": f"the operator binds roles only in namespaces with {MANAGED}"},
+                {"expression": subjects, "message": f"the operator binds roles only to accounts of {namespace}"},
+            ],
+        },
+    }
+    binding = {
+        "apiVersion": group,
+        "kind": "ValidatingAdmissionPolicyBinding",
+        "metadata": metadata,
+        "spec": {"policyName": metadata["name"], "validationActions": ["Deny"]},
+    }
+    return [policy, binding]
 
 
 def _rule(group: str, resources: Sequence[str], verbs: Sequence[str]) -> Json:
@@ -140,7 +205,12 @@ def _deployment(name: str, namespace: str, image: str, arguments: Sequence[str],
         "env": [{"name": "HOME", "value": "/tmp"}],
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
     }
-    security = {"runAsNonRoot": True, "runAsUser": USER, "seccompProfile": {"type": "RuntimeDefault"}}
+    security = {
+        "runAsNonRoot": True,
+        "runAsUser": USER,
+        "runAsGroup": GROUP_ID,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
     spread = {
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",

@@ -1,6 +1,16 @@
-"""The namespaces of users."""
+"""The namespaces of users: making one, and writing to one in which our rights (`kube.roles`) may be a moment late."""
 
-from basilica.kube.api import ApiError, KubeApi
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from basilica.kube.api import ApiError, KubeApi, delay
+from basilica.kube.roles import MANAGED
+
+T = TypeVar("T")
+
+RIGHTS_WITHIN_S = 10.0
 
 
 def is_terminating(error: ApiError) -> bool:
@@ -10,10 +20,35 @@ def is_terminating(error: ApiError) -> bool:
 
 async def make_namespace(api: KubeApi, namespace: str) -> None:
     """Make it unless it is there. Pods in it are held to what the runtime makes of them."""
-    labels = {"app.kubernetes.io/managed-by": "basilica", "pod-security.kubernetes.io/enforce": "restricted"}
+    name, _, value = MANAGED.partition("=")
+    labels = {name: value, "pod-security.kubernetes.io/enforce": "restricted"}
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}}
     try:
         await api.create("/api/v1/namespaces", body)
     except ApiError as error:
         if error.status != 409:
             raise
+
+
+async def in_namespace(api: KubeApi, namespace: str, write: Callable[[], Awaitable[T]]) -> T:
+    """Write to a user's namespace, which is made if it is not there. The operator gives rights in it within moments.
+
+    Who has no right to look cannot tell a namespace without rights from one that does not exist.
+    """
+    deadline, tries = time.monotonic() + RIGHTS_WITHIN_S, 0
+    while True:
+        try:
+            return await write()
+        except ApiError as error:
+            if not (error.status == 404 or lacks_rights(error)) or time.monotonic() >= deadline:
+                raise
+        if tries == 0:
+            await make_namespace(api, namespace)
+        else:
+            await asyncio.sleep(delay(min(tries, 3)))
+        tries += 1
+
+
+def lacks_rights(error: ApiError) -> bool:
+    """Refused by the roles that we have; a quota or a policy refuses with the same status."""
+    return error.status == 403 and " cannot " in error.message

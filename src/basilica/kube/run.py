@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from basilica.core.deployment import Owner
+from basilica.core.fencing import FenceTimes
 from basilica.core.spec import DeploymentSpec, Shell
 from basilica.kube import archives, reach
 from basilica.kube.render import QUEUE_NAME, Container, Gang, Json, literal, rank_pod
@@ -31,6 +32,7 @@ RENDEZVOUS_PORT, MASTER_PORT = 2379, 29500
 SERVICE_NAME_MAX = 63
 OF_THE_RANK_ALONE = ("PATH", "PYTHONHOME")  # our entrypoint is found and started as the image says
 MIB_PER_GB = 10**9 / (1 << 20)
+RENDEZVOUS_NODE_SECONDS = 5  # it is moved soon: its ranks do not end for it, and wait for it (`core.fencing`)
 TELL_SECONDS = 10  # for a rank that was ended to be recorded
 GATE_SECONDS = 3600  # ranks wait for the control plane's word, which comes once enough of them are placed
 WORKER_CONTAINER = "rank"
@@ -47,7 +49,8 @@ class Settings:
     2379 of `$(POD_IP)`. `user`: whom containers run as. `egress`: what ranks reach besides each
     other: `internet` (all but private networks), or networks. `checkpoints`: a volume that all ranks of a namespace
     share, by the name of its claim. `node_seconds`: how long pods of a node that does not answer any more are waited
-    for before others take their places. `archive_bytes`: how large a directory may be, packed, that is sent along.
+    for before others take their places. `fence`: when an agent that is cut off stops its rank, and when the rank may
+    be replaced. `archive_bytes`: how large a directory may be, packed, that is sent along.
     """
 
     image: str
@@ -66,6 +69,7 @@ class Settings:
     image_pull_secrets: Sequence[str] = ()
     holds_pods: bool = True
     node_seconds: int = 30
+    fence: FenceTimes = field(default_factory=FenceTimes)
     archive_bytes: int = 16 << 20
     env: Mapping[str, str] = field(default_factory=dict)
 
@@ -197,6 +201,7 @@ class RunObjects:
             "volumeMounts": [{"name": "data", "mountPath": "/data"}],
         }
         pod = {**self._pod(), "containers": [container], "volumes": [{"name": "data", "emptyDir": {}}]}
+        pod["tolerations"] = _tolerations(min(RENDEZVOUS_NODE_SECONDS, self.settings.node_seconds))
         labels = self.labels(RENDEZVOUS)
         spec = {
             "replicas": 1,
@@ -210,16 +215,14 @@ class RunObjects:
     def _pod(self) -> Json:
         security: Json = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
         if self.settings.user is not None:
-            security |= {"runAsUser": self.settings.user, "fsGroup": self.settings.user}
+            # Without a group of its own a container has the image's, which is 0 where the user is not in its passwd.
+            security |= dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), self.settings.user)
         found: Json = {
             "serviceAccountName": self.instance,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "securityContext": security,
-            "tolerations": [
-                {**_NODE_TROUBLE, "key": f"node.kubernetes.io/{what}", "tolerationSeconds": self.settings.node_seconds}
-                for what in ("unreachable", "not-ready")
-            ],
+            "tolerations": _tolerations(self.settings.node_seconds),
         }
         if self.settings.image_pull_secrets:
             found["imagePullSecrets"] = [{"name": name} for name in self.settings.image_pull_secrets]
@@ -393,6 +396,7 @@ class RunObjects:
             **({"BASILICA_RANK_ENV": json.dumps(apart)} if apart else {}),
             "LOCAL_RANK": "0",
             "BASILICA_DRIVEN": "1",
+            "BASILICA_FENCE": self.settings.fence.for_agents(spec.world.max),
             "BASILICA_MESH_TIMEOUT": str(GATE_SECONDS),
             "BASILICA_DEPLOYMENT": self.instance,
             "BASILICA_NAME": spec.name,
@@ -466,3 +470,11 @@ class RunObjects:
 _NODE_TROUBLE = {"operator": "Exists", "effect": "NoExecute"}
 _CARRIED_MOUNT: Json = {"name": "basilica", "mountPath": CARRIED_AT}
 _CONTAINER_SECURITY: dict[str, Any] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def _tolerations(seconds: int) -> list[Json]:
+    """How long a pod stays on a node that does not answer."""
+    return [
+        {**_NODE_TROUBLE, "key": f"node.kubernetes.io/{what}", "tolerationSeconds": seconds}
+        for what in ("unreachable", "not-ready")
+    ]

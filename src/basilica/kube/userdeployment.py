@@ -40,6 +40,7 @@ KEY = f"{GROUP}/idempotency-key"
 DIGEST = f"{GROUP}/spec-digest"
 REQUESTED = f"{GROUP}/requested"  # events of requests, written with the change that they tell of
 
+RANKS_MAX = 4096  # so that the status of a run fits into one object, whatever became of its ranks
 _UID_LETTERS = 8
 
 

@@ -1,5 +1,7 @@
 """Whether an operator is at work, as somebody sees it who only reads: its Lease changes every few seconds.
 
+While the Lease itself cannot be watched, it is the cluster's API server that is away.
+
 No clocks are compared: what counts is how long ago the Lease was seen to change here.
 """
 
@@ -8,11 +10,13 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from basilica.core.why import Absence
 from basilica.kube.api import KubeApi
 from basilica.kube.informer import Informer
 from basilica.kube.userdeployment import Json
 from basilica.operator.election import DURATION, NAME
 
+BLIND_COUNTS_S = 3.0  # a watch that breaks is opened again within moments
 PATIENCE = 3.0  # lease durations: one that hands over in order, or is lost, is followed by another within two
 
 
@@ -21,7 +25,9 @@ class Attendance:
 
     def __init__(self, api: KubeApi, namespace: str, monotonic: Callable[[], float] = time.monotonic) -> None:
         leases = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
-        self._lease = Informer(api, leases, field_selector=f"metadata.name={NAME}", on_change=self._seen)
+        self._lease = Informer(
+            api, leases, field_selector=f"metadata.name={NAME}", on_change=self._seen, monotonic=monotonic
+        )
         self._monotonic = monotonic
         self._patience = DURATION * PATIENCE
         self._since = monotonic()
@@ -31,6 +37,15 @@ class Attendance:
         duration = lease["spec"].get("leaseDurationSeconds")
         if duration:
             self._patience = duration * PATIENCE
+
+    @property
+    def absence(self) -> Absence | None:
+        """Why what is known may be old: the cluster cannot be asked, or no operator is at work."""
+        blind = self._lease.behind_for
+        if blind is not None:
+            return Absence("cluster", blind) if blind >= BLIND_COUNTS_S else None
+        absent = self.absent_for
+        return None if absent is None else Absence("operator", absent)
 
     @property
     def absent_for(self) -> float | None:

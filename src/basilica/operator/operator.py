@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Protocol
 
 from basilica.controller.loop import Controller
@@ -45,7 +45,10 @@ class Operator:
         *,
         refusals: Refusals | None = None,
         hourly: Callable[[Runtime], Works] = lambda _: (),
+        beside: Sequence[Callable[[], Coroutine[None, None, None]]] = (),
     ) -> None:
+        """`beside`: works that go on for as long as this one leads."""
+        self._works = beside
         self._store, self._make_runtime, self._clock, self._election = store, make_runtime, clock, election
         self._refusals, self._hourly = refusals, hourly
         self.controller: Controller | None = None
@@ -87,7 +90,8 @@ class Operator:
     @contextlib.asynccontextmanager
     async def _beside(self, hourly: Works) -> AsyncIterator[None]:
         """What a leader does beside turning runs."""
-        works = [self._tell_refusals()] if self._refusals is not None else []
+        works = [work() for work in self._works]
+        works += [self._tell_refusals()] if self._refusals is not None else []
         works += [self._keep_retention(hourly)] if hourly else []
         tasks = [asyncio.create_task(work) for work in works]
         try:

@@ -14,6 +14,7 @@ from urllib.parse import quote, urlencode
 from basilica.rendezvous.exchange import MAX_HEAD, Exchange, NoAnswer, Streams
 
 ANSWER_WITHIN_S = 10.0
+HEARTBEATS = "/basilica/heartbeats"  # beside etcd's own paths
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,18 @@ class KeysClient:
         """
         query = {"wait": "true", "waitIndex": str(since)} | ({"recursive": "true"} if recursive else {})
         return await self._ask("GET", key, query, within=None, repeatable=False)
+
+    async def heartbeat(self, agent: str, every: float, gap: float | None, *, within: float) -> bool:
+        """Tell the rendezvous that this agent is there; False if it is one that takes no heartbeats.
+
+        `every`: seconds until the next. `gap`: since the last one that was answered, None if there was none.
+        """
+        form = {"every": f"{every:.3f}"} | ({} if gap is None else {"gap": f"{gap:.3f}"})
+        target = f"{HEARTBEATS}/{quote(agent)}"
+        answer = await self._exchange.ask("PUT", target, urlencode(form), within=within)
+        if answer.status >= 500:
+            raise NoAnswer(f"PUT {target}: {answer.status}")
+        return answer.status < 300
 
     async def _ask(
         self,

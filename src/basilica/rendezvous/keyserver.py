@@ -1,16 +1,22 @@
 """The keys API of one keyspace, as etcd 3.4 answers it, within a quota. Everything but the socket."""
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import logging
+import math
 import re
+import time
 from collections.abc import Callable
 
 from basilica.clocks import steady_ns
+from basilica.rendezvous.client import HEARTBEATS
 from basilica.rendezvous.http import Call, LongReply, Reply, text_error
 from basilica.rendezvous.journal import Journal
 from basilica.rendezvous.keyspace import INTERNAL, OVER_QUOTA, SECOND, EtcdError, Event, Request
+from basilica.rendezvous.names import HEARD
+from basilica.rendezvous.presence import AGENT, Changes, Presence
 from basilica.rendezvous.quota import UNSHARED, Quota, why_not_wait, why_not_write
 from basilica.rendezvous.request import parse_form, parse_request
 
@@ -42,15 +48,21 @@ class KeyspaceServer:
         self._cluster = ("X-Etcd-Cluster-Id", f"{int(hashlib.sha256(name.encode()).hexdigest()[:16], 16):x}")
         self._timer: asyncio.TimerHandle | None = None
         self._timer_for = 0
+        self._presence = Presence()
+        self._presence_timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Let keys expire from now on, and those first that did while nobody looked."""
         self._expire(self._clock())
+        with contextlib.suppress(EtcdError):  # no such key: nobody was heard from before
+            self.keyspace.get(Request(method="GET", path=HEARD), self._clock())
+            self._write(Request(method="DELETE", path=HEARD, recursive=True, dir=True))
         self._arm()
 
     def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._presence_timer):
+            if timer is not None:
+                timer.cancel()
         self.journal.close()
 
     def handle(self, call: Call) -> Reply | LongReply:
@@ -63,6 +75,8 @@ class KeyspaceServer:
             except EtcdError as error:
                 headers = (self._cluster, JSON, ("X-Etcd-Index", str(error.index)))
                 return Reply(error.status, json_line(error.body()), headers)
+        if path.startswith(HEARTBEATS + "/"):
+            return self._heartbeat(call) if call.method == "PUT" else _not_allowed("PUT")
         if path == "/v2/machines":
             if call.method not in ("GET", "HEAD"):
                 return _not_allowed("GET", "HEAD")
@@ -87,16 +101,60 @@ class KeyspaceServer:
             event = self.keyspace.get(request, now)
         else:
             self._within_quota(why_not_write(self._quota, self.keyspace, request))
-            try:
-                self.journal.record(request, now)
-            except OSError as error:
-                raise EtcdError(INTERNAL, f"the journal cannot be written: {error}") from error
-            self._written()
-            event = self.keyspace.write(request, now)
-            self._arm()
+            event = self._write(request, now)
         short = request.no_value and event.action in ("set", "compareAndSwap", "create", "update")
         body = {"action": event.action} if short else event.body()
         return Reply(201 if event.created else 200, json_line(body), self._headers(event.etcd_index))
+
+    def _write(self, request: Request, now: int | None = None) -> Event:
+        now = self._clock() if now is None else now
+        try:
+            self.journal.record(request, now)
+        except OSError as error:
+            raise EtcdError(INTERNAL, f"the journal cannot be written: {error}") from error
+        self._written()
+        event = self.keyspace.write(request, now)
+        self._arm()
+        return event
+
+    # -- heartbeats
+
+    def _heartbeat(self, call: Call) -> Reply:
+        agent, form = call.path.removeprefix(HEARTBEATS + "/"), parse_form(call.query, call.form_body)
+        try:
+            every = float(form["every"][0])
+            gap = float(form["gap"][0]) if "gap" in form else None
+            if not (AGENT.fullmatch(agent) and every > 0 and (gap is None or 0 <= gap < math.inf)):
+                raise ValueError
+        except (KeyError, ValueError):
+            return text_error(400, "a heartbeat names an agent, and after how many seconds the next one comes")
+        self._publish(self._presence.heard(agent, every, gap, time.monotonic()))
+        return Reply(204)
+
+    def _publish(self, changes: Changes) -> None:
+        """Write what changed. What the journal does not take is lost: who reads it waits longer, and nothing worse."""
+        for key, value in changes.items():
+            try:
+                if value is None:
+                    self._write(Request(method="DELETE", path=key))
+                else:
+                    self._write(Request(method="PUT", path=key, value=value))
+            except EtcdError as error:
+                log.error("%s is not published: %s", key, error)
+        if self._presence_timer is not None and not changes:
+            return  # a heartbeat that is no news costs the same for any number of agents
+        moment = self._presence.look_at()
+        if moment is not None and (self._presence_timer is None or moment < self._presence_timer.when()):
+            if self._presence_timer is not None:
+                self._presence_timer.cancel()
+            wait = max(moment - time.monotonic(), 0.0) + 0.001
+            self._presence_timer = asyncio.get_running_loop().call_later(wait, self._look_for_the_silent)
+
+    def _look_for_the_silent(self) -> None:
+        self._presence_timer = None
+        self._publish(self._presence.fallen_silent(time.monotonic()))
+
+    # -- waiting
 
     def _watch(self, request: Request) -> LongReply:
         def deliver(event: Event) -> None:

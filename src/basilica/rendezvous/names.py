@@ -14,3 +14,4 @@ ATTEMPTS = f"{ROOT}/attempts"  # what became of each
 RESULTS = f"{ROOT}/results"
 REPORTS = f"{ROOT}/reports"
 SERIES = f"{ROOT}-series"  # what each rank reported over time; apart, since whoever follows the rest has no use for it
+HEARD = f"{ROOT}/heard"  # which agents the rendezvous hears from, where they send heartbeats

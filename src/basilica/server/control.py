@@ -23,6 +23,7 @@ from basilica.core.moments import shifted
 from basilica.core.names import instance_name, namespace_of
 from basilica.core.spec import DeploymentSpec, Wanted
 from basilica.core.status import DeploymentStatus
+from basilica.core.why import Absence
 from basilica.ports import Clock, Limits, Run, Runtime, Store, UsageRow
 
 T = TypeVar("T")
@@ -43,8 +44,8 @@ class Settings:
 class ControlPlane:
     """Every method takes the asking user; what belongs to somebody else does not exist.
 
-    `unattended` tells for how many seconds nobody has acted on what is asked here, if that is a cause for concern;
-    `troubles`, what is damaged, lost or full.
+    `unattended` tells why nobody acts on what is asked here, or sees it, if that is a cause for concern; `troubles`,
+    what is damaged, lost or full.
     """
 
     def __init__(  # noqa: PLR0917 (the parts that it is made of)
@@ -53,7 +54,7 @@ class ControlPlane:
         runtime: Runtime,
         clock: Clock,
         settings: Settings,
-        unattended: Callable[[], float | None] = lambda: None,
+        unattended: Callable[[], Absence | None] = lambda: None,
         troubles: Callable[[], list[Trouble]] = list,
     ) -> None:
         self.store, self.runtime, self.clock, self.settings = store, runtime, clock, settings

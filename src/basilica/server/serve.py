@@ -22,6 +22,7 @@ from basilica.clock_steps import watching_the_wall_clock
 from basilica.controller.loop import Controller
 from basilica.core.damage import Trouble
 from basilica.core.errors import BasilicaError
+from basilica.core.why import Absence
 from basilica.places import NOTE_FILE, start_of
 from basilica.ports import Clock, Keys, Runtime, Store
 from basilica.server.acceptor import LimitedServer
@@ -72,7 +73,7 @@ class Parts:
     runtime: Runtime
     clock: Clock
     settings: Settings
-    unattended: Callable[[], float | None] = lambda: None
+    unattended: Callable[[], Absence | None] = lambda: None
     keep_clock: Callable[[], None] = lambda: None  # writes down where the clock's time line begins
     troubles: Callable[[], list[Trouble]] = list
 

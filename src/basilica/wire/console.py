@@ -5,7 +5,7 @@ from basilica.core.deployment import Deployment
 from basilica.core.events import RecordedEvent
 from basilica.core.phase import RankPhase
 from basilica.core.status import DeploymentStatus
-from basilica.core.why import why
+from basilica.core.why import Absence, why
 from basilica.wire import responses as out
 from basilica.wire.base import Outgoing
 from basilica.wire.render import render_damaged, render_event, render_summary, render_usage
@@ -48,9 +48,9 @@ class RunChanges(Outgoing):
 
 
 def render_row(
-    deployment: Deployment, last: RecordedEvent | None, now: float, unattended: float | None = None
+    deployment: Deployment, last: RecordedEvent | None, now: float, unattended: Absence | None = None
 ) -> RunRow:
-    """`unattended`: for how many seconds nobody has looked after runs, if that is a cause for concern."""
+    """`unattended`: why what is known of runs may be old, if that is a cause for concern."""
     return RunRow(
         **dict(render_summary(deployment)),
         usage=render_usage(deployment.status, None if unattended is not None else now),

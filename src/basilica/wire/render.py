@@ -13,12 +13,11 @@ from basilica.core.reports import Report, Series
 from basilica.core.seen import BenchResult, Stalled
 from basilica.core.spec import DeploymentSpec, Wanted
 from basilica.core.status import BenchStatus, DeploymentStatus
-from basilica.core.why import why
+from basilica.core.why import Absence, why
 from basilica.core.world import RankExit, RankStatus
 from basilica.wire import responses as out
 from basilica.wire.base import rfc3339, rfc3339_or_none
 
-UNKNOWN_EXIT_CODE = -1  # the wire demands a number where nobody knows one; the reason says `Unknown`
 ETCD_PORT = 2379
 DAMAGED = "damaged"  # no phase of a run: its record cannot be read
 NOTHING: Mapping[int, Report] = {}
@@ -126,17 +125,13 @@ def render_exits(status: DeploymentStatus, culprit: policy.Culprit | None) -> li
     """One entry per rank, its last; empty while the run is not over."""
     if not status.phase.terminal:
         return []
-    last: dict[int, RankExit] = {}
-    for exit in status.exits:
-        if exit.rank not in last or exit.attempt >= last[exit.rank].attempt:
-            last[exit.rank] = exit
-    return [_render_exit(last[rank], culprit) for rank in sorted(last)]
+    return [_render_exit(exit, culprit) for exit in policy.last_exits(status.exits)]
 
 
 def _render_exit(exit: RankExit, culprit: policy.Culprit | None) -> out.Exit:
     return out.Exit(
         rank=exit.rank,
-        exit_code=UNKNOWN_EXIT_CODE if exit.exit_code is None else exit.exit_code,
+        exit_code=policy.UNKNOWN_EXIT_CODE if exit.exit_code is None else exit.exit_code,
         restart_count=exit.restart_count,
         termination_reason=exit.termination_reason,
         signal=exit.signal,
@@ -153,7 +148,7 @@ def render_culprit(culprit: policy.Culprit) -> out.CulpritView:
     exit = culprit.exit
     return out.CulpritView(
         rank=exit.rank,
-        exit_code=UNKNOWN_EXIT_CODE if exit.exit_code is None else exit.exit_code,
+        exit_code=policy.UNKNOWN_EXIT_CODE if exit.exit_code is None else exit.exit_code,
         termination_reason=exit.termination_reason,
         evidence=culprit.evidence,
         confidence=culprit.confidence,
@@ -225,7 +220,7 @@ def render_distributed(
     now: float,
     reports: Mapping[int, Report] = NOTHING,
     *,
-    unattended: float | None = None,
+    unattended: Absence | None = None,
 ) -> out.Distributed:
     culprit = culprit_of(status)
     resize = status.last_resize
@@ -281,9 +276,9 @@ def render_event(event: RecordedEvent) -> out.EventView:
 
 
 def render_deployment(
-    deployment: Deployment, now: float, reports: Mapping[int, Report] = NOTHING, unattended: float | None = None
+    deployment: Deployment, now: float, reports: Mapping[int, Report] = NOTHING, unattended: Absence | None = None
 ) -> out.DeploymentResponse:
-    """`unattended`: for how many seconds nobody has looked after runs, if that is a cause for concern."""
+    """`unattended`: why what is known of runs may be old, if that is a cause for concern."""
     instance, spec, status = deployment.instance, deployment.spec, deployment.status
     distributed = render_distributed(instance, spec, status, now, reports, unattended=unattended)
     return out.DeploymentResponse(

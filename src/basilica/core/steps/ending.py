@@ -37,8 +37,12 @@ def end(turn: Turn, phase: Phase, message: str, *, stop_reason: str = "Cancelled
 
 def wind_down(turn: Turn) -> None:
     """Stop what is left; the run is settled when nothing of it can run any more."""
-    if turn.spec.generation != turn.status.observed_generation:
-        turn.status = replace(turn.status, observed_generation=turn.spec.generation)
+    generation = turn.spec.generation
+    if generation not in (turn.status.observed_generation, turn.status.ignored_generation):
+        if turn.spec.wanted is Wanted.DELETE:
+            turn.status = replace(turn.status, observed_generation=generation)
+        else:  # nothing was done about it, so nobody may take it for done
+            turn.status = replace(turn.status, ignored_generation=generation)
         if turn.spec.wanted is Wanted.RUN:
             text = f"the run has ended ({turn.status.phase}); this change of its spec has no effect"
             turn.say(Reason.UD_TERMINAL_STATE, text, warning=True)

@@ -21,7 +21,16 @@ def book(turn: Turn, rank: RankStatus, ended: Ended) -> None:
     # What we stopped because it had stalled has failed, and a restart costs it one; not what its platform took first.
     stalled = for_stall and not ended.by_platform
     exit = _exit_of(turn, rank, ended, stalled=stalled)
-    rank = replace(rank, started_at=None, restart_at=None, missing_since=None, stop_reason="", note="", stalled=None)
+    rank = replace(
+        rank,
+        started_at=None,
+        restart_at=None,
+        missing_since=None,
+        stop_reason="",
+        note="",
+        stalled=None,
+        silent_since=None,
+    )
     if exit.failed and in_world and not ended.by_platform:
         failures = policy.keep_failure(turn.status.failures, exit, turn.status.whole_at)
         turn.status = replace(turn.status, failures=failures)

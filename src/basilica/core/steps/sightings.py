@@ -46,6 +46,7 @@ def _update(turn: Turn, rank: RankStatus, seen: SeenRank) -> None:
         region=seen.region or rank.region,
         gpus=seen.gpus or rank.gpus,
         started_at=rank.started_at if rank.started_at is not None else _started(turn, rank, seen.started_at),
+        silent_since=_silent_since(rank, seen),
     )
     match seen.sight:
         case Sight.RUNNING:
@@ -69,6 +70,11 @@ def _started(turn: Turn, rank: RankStatus, told: float | None) -> float | None:
     if told is None:
         return None
     return min(max(told, told if rank.launched_at is None else rank.launched_at), turn.now)
+
+
+def _silent_since(rank: RankStatus, seen: SeenRank) -> float | None:
+    """As it was first seen: each look computes it anew, and a status changes only when something does."""
+    return rank.silent_since if seen.silent_since is not None and rank.silent_since is not None else seen.silent_since
 
 
 def _miss(turn: Turn, rank: RankStatus) -> None:

@@ -18,7 +18,7 @@ from basilica.core.errors import ValidationError
 from basilica.core.names import namespace_of
 from basilica.kube import archives as objects
 from basilica.kube.api import ApiError, KubeApi
-from basilica.kube.namespaces import make_namespace
+from basilica.kube.namespaces import in_namespace, lacks_rights
 from basilica.machine.pools import Pool
 from basilica.ports import InUse, StoredArchive
 from basilica.runtimes.kubernetes.refusals import refusals
@@ -75,13 +75,7 @@ class ClusterArchives:
     async def _apply(self, namespace: str, body: Json) -> None:
         """Applied, not created: what two write at once is the same, and an answer that was lost is asked for again."""
         path = objects.path(namespace, body["metadata"]["name"])
-        try:
-            await self._api.apply(path, body, force=True)
-        except ApiError as error:
-            if error.status != 404:
-                raise
-            await make_namespace(self._api, namespace)
-            await self._api.apply(path, body, force=True)
+        await in_namespace(self._api, namespace, lambda: self._api.apply(path, body, force=True))
 
     async def _check_room(self, namespace: str, size: int) -> None:
         kept = await self._list(objects.path(namespace), objects.INDEXES)
@@ -99,8 +93,14 @@ class ClusterArchives:
     async def _touch(self, namespace: str, digest: str) -> int | None:
         """How many parts it has, and its age counts from now; None if it is not there."""
         body = {"metadata": {"annotations": {objects.WANTED_AT: objects.moment(time.time())}}}
+        path = objects.path(namespace, objects.index_name(digest))
         try:
-            found = await self._api.merge_patch(objects.path(namespace, objects.index_name(digest)), body)
+            try:
+                found = await self._api.merge_patch(path, body)
+            except ApiError as error:
+                if not lacks_rights(error):
+                    raise
+                found = await self._api.get(path)  # of a namespace that is not there yet there are no rights
         except ApiError as error:
             if error.status != 404:
                 raise

@@ -26,7 +26,8 @@ from basilica.kube.run import (
 from basilica.kube.userdeployment import INSTANCE_LABEL
 from basilica.ports import Run
 from basilica.runtimes.kubernetes.archives import ClusterArchives
-from basilica.runtimes.kubernetes.parse import NodeFacts, PodFacts, node_facts, pod_facts
+from basilica.runtimes.kubernetes.node_evidence import Nodes
+from basilica.runtimes.kubernetes.parse import PodFacts, pod_facts
 from basilica.runtimes.kubernetes.refusals import refusals
 
 Json = dict[str, Any]
@@ -66,7 +67,7 @@ class Cluster:
         self._services = Informer(
             api, "/api/v1/services", label_selector=f"{ours}={RENDEZVOUS}", on_change=self._changed_of
         )
-        self._nodes = Informer(api, "/api/v1/nodes", on_change=self._node_changed)
+        self._nodes = Informer(api, "/api/v1/nodes", on_change=self._node_changed, on_back=self._asked_again)
         self._facts: dict[str, dict[str, PodFacts]] = {}  # by instance, then uid
         self._probes: dict[str, dict[str, PodFacts]] = {}
         self._rendezvous: dict[str, set[str]] = {}  # uids of the pods of rendezvous, by instance
@@ -74,7 +75,7 @@ class Cluster:
         self._unseen: dict[str, float] = {}  # uids that a record names and no look has shown, since when
         self._held: set[str] = set()  # uids of deleted pods that are let go of after a while, whatever happens
         self._tasks: set[asyncio.Task[None]] = set()
-        self.nodes: dict[str, NodeFacts] = {}
+        self.nodes = Nodes()
 
     async def start(self) -> None:
         await asyncio.gather(*(informer.synced() for informer in self._informers()))
@@ -213,18 +214,21 @@ class Cluster:
             asyncio.get_running_loop().call_later(HELD_AT_MOST_S, self._let_go, namespace, instance, pod.uid)
 
     def _node_changed(self, node: Json) -> None:
-        name = node["metadata"]["name"]
-        before = self.nodes.get(name)
+        name, now = node["metadata"]["name"], time.monotonic()
+        before, none_was_ready = self.nodes.facts.get(name), self.nodes.all_unready
         if self._nodes.get("", name) is None:
-            after = None
-            self.nodes.pop(name, None)
+            self.nodes.drop(name, now)
         else:
-            after = self.nodes[name] = node_facts(node, before, time.time())
-        if before == after:
+            self.nodes.take(node, now)
+        if before == self.nodes.facts.get(name):
             return
+        everywhere = none_was_ready != self.nodes.all_unready
         for instance, pods in self._facts.items():
-            if any(pod.node == name for pod in pods.values()):
+            if everywhere or any(pod.node == name for pod in pods.values()):
                 self._changed(instance)
+
+    def _asked_again(self, away_for: float) -> None:
+        self.nodes.asked_again(away_for, time.monotonic())
 
     # ---- writing ---------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from basilica.core.errors import RuntimeUnavailable
+from basilica.core.fencing import FenceTimes
 from basilica.core.mesh import Announcement, Pair, SeenRendezvous, failing_pairs
 from basilica.core.seen import Ended
 from basilica.rendezvous.announcing import announce, announced, must
@@ -15,7 +16,7 @@ from basilica.rendezvous.client import KeysClient
 from basilica.rendezvous.driver import Driver
 from basilica.rendezvous.exchange import NoAnswer
 from basilica.rendezvous.mirror import KeysMirror
-from basilica.rendezvous.names import ATTEMPTS, ORDERS, PAIRS, REPORTS, RESULTS, ROOT
+from basilica.rendezvous.names import ATTEMPTS, HEARD, ORDERS, PAIRS, REPORTS, RESULTS, ROOT
 from basilica.rendezvous.orders import (
     AttemptRecord,
     Order,
@@ -27,15 +28,20 @@ from basilica.rendezvous.orders import (
     records_in,
 )
 from basilica.rendezvous.pairs import parse_report
+from basilica.rendezvous.presence import load_heard
+from basilica.runtimes.kubernetes.node_evidence import Listening
 from basilica.runtimes.kubernetes.wakes import Tally
 
 NOT_STARTED = "Cancelled"
+DEFAULT_TIMES = FenceTimes()
 
 
 class RunKeys:
     """`changed` is called after each change. Orders that the keyspace has yet to take are kept and given again."""
 
-    def __init__(self, endpoint: str, instance: str, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, endpoint: str, instance: str, changed: Callable[[], None], times: FenceTimes = DEFAULT_TIMES
+    ) -> None:
         self.endpoint, self._instance, self._changed = endpoint, instance, changed
         self._keys = KeysClient(endpoint)
         self._writing = asyncio.Lock()
@@ -43,6 +49,7 @@ class RunKeys:
         self._orders: dict[int, Order] = {}
         self._pending: dict[int, Order] = {}  # not yet written, or written and not yet seen
         self.records: dict[tuple[int, int], AttemptRecord] = {}
+        self.listening = Listening(times)
         self._silent_since = time.monotonic()
         self._driver: asyncio.Task[None] | None = None
         self._tasks = [asyncio.create_task(self._mirror.run(), name=f"keys-{instance}")]
@@ -109,6 +116,7 @@ class RunKeys:
     def _take_in(self, key: str | None) -> None:
         values = self._mirror.values
         if key is None:
+            self._listen_anew()
             self._orders = orders_in(values)
             self.records |= records_in(values)  # one that a lost keyspace has forgotten is true all the same
             self._silent_since = time.monotonic()
@@ -123,8 +131,21 @@ class RunKeys:
             record = load_record(values.get(key, ""))
             if record is not None and rank.isdecimal() and attempt.isdecimal():
                 self.records[int(rank), int(attempt)] = record
+        elif key.startswith(f"{HEARD}/"):
+            self.listening.take(key.removeprefix(f"{HEARD}/"), load_heard(values.get(key, "")), time.monotonic())
+        elif key == HEARD:
+            self._listen_anew()
         self._pending = {n: order for n, order in self._pending.items() if self._orders.get(n) != order}
         self._changed()
+
+    def _listen_anew(self) -> None:
+        now = time.monotonic()
+        if not self._mirror.fresh:
+            self.listening.pause(now)
+            return
+        keys = (key for key in self._mirror.values if key.startswith(f"{HEARD}/"))
+        found = {key.removeprefix(f"{HEARD}/"): load_heard(self._mirror.values[key]) for key in keys}
+        self.listening.begin({agent: heard for agent, heard in found.items() if heard is not None}, now)
 
     # ---- writing ---------------------------------------------------------------------------------------------------
 

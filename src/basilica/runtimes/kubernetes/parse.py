@@ -16,13 +16,12 @@ from basilica.kube.run import (
     POD_GROUP,
     POD_GROUP_RETRIABLE,
     POD_GROUP_SIZE,
-    PROVIDER,
     RANK,
-    REGION,
     WORKER_CONTAINER,
     PodGroup,
 )
 from basilica.rendezvous.orders import AttemptRecord, Order, load_record
+from basilica.runtimes.kubernetes.node_evidence import Evidence
 
 Json = dict[str, Any]
 
@@ -77,6 +76,11 @@ class PodFacts:
         return self.state == "terminated" or self.phase in ("Succeeded", "Failed")
 
     @property
+    def told_by_node(self) -> bool:
+        """Its node has seen the container end."""
+        return self.state == "terminated" and self.reason != "ContainerStatusUnknown"
+
+    @property
     def deletable(self) -> bool:
         """It has begun, and for Kubernetes it is not over yet: whoever deletes it now deletes its log."""
         return self.state in ("running", "terminated") and self.phase not in ("Succeeded", "Failed")
@@ -85,15 +89,6 @@ class PodFacts:
 def by_age(pod: PodFacts) -> tuple[str, int]:
     """The order in which pods of a rank were made; the cluster notes seconds only."""
     return pod.created, pod.incarnation
-
-
-@dataclass(frozen=True, slots=True)
-class NodeFacts:
-    """`unready_since`: when we noticed that the node does not answer; None while it does."""
-
-    provider: str | None = None
-    region: str | None = None
-    unready_since: float | None = None
 
 
 def pod_facts(pod: Json, finalizer: str) -> PodFacts | None:
@@ -145,16 +140,6 @@ def _group(metadata: Json) -> PodGroup | None:
     return PodGroup(name, int(size)) if name and size.isdecimal() else None
 
 
-def node_facts(node: Json, before: NodeFacts | None, now: float) -> NodeFacts:
-    """`now` is by our own clock: since when a node is silent must not depend on that of another machine."""
-    labels = node["metadata"].get("labels") or {}
-    conditions = (node.get("status") or {}).get("conditions") or ()
-    ready = next((each for each in conditions if each["type"] == "Ready"), None)
-    unready = ready is not None and ready["status"] != "True"
-    noticed = before.unready_since if before is not None and before.unready_since is not None else now
-    return NodeFacts(labels.get(PROVIDER), labels.get(REGION), noticed if unready else None)
-
-
 def moment(text: Any) -> float:
     try:
         return datetime.fromisoformat(str(text)).timestamp()
@@ -183,15 +168,17 @@ def message_record(pod: PodFacts) -> tuple[int, AttemptRecord] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gang:
-    """All that is known of a run. `gone`: uids of pods that were there and are not any more."""
+    """All that is known of a run. `gone`: uids of pods that were there and are not any more.
+
+    `evidence`: what nodes and the rendezvous tell of ranks that say nothing themselves.
+    """
 
     orders: Mapping[int, Order]
     records: Mapping[tuple[int, int], AttemptRecord]
     pods: Collection[PodFacts]
-    nodes: Mapping[str, NodeFacts]
+    evidence: Evidence = field(default_factory=Evidence)
     gone: Collection[str] = ()
     gpus: int = 0
-    lost_after: float = 30.0
     waiting_for: str = "a pod"
     held_back: Mapping[int, str] = field(default_factory=dict)  # ranks that wait for something else than the others
     queue: str | None = None
@@ -225,7 +212,8 @@ class Gang:
 
     def _recorded(self, key: tuple[int, int], record: AttemptRecord, pod: PodFacts | None, now: float) -> SeenRank:
         node = (pod.node if pod is not None else "") or record.node
-        facts = self.nodes.get(node, NodeFacts())
+        facts = self.evidence.facts(node)
+        missed = self.evidence.missed.get(record.pod)
         sight = SeenRank(
             rank=key[0],
             attempt=key[1],
@@ -236,40 +224,41 @@ class Gang:
             region=facts.region,
             started_at=record.started_at,
             gpus=self.gpus,
+            silent_since=None if missed is None else now - missed,
         )
         ended = record.ended if record.ended is None else refined(record.ended, pod)
         if ended is None:
             ended = self._silent_end(record, pod, now)
         if ended is not None:
             return replace(sight, sight=Sight.ENDED, ended=ended)
-        if pod is None or self._is_unready(node):
+        if pod is None or (self.evidence.is_unready(node) and not self.evidence.is_heard(record.pod)):
             return sight
         return replace(sight, sight=Sight.STARTING if record.started_at is None else Sight.RUNNING)
 
-    def _is_unready(self, node: str) -> bool:
-        return self.nodes.get(node, NodeFacts()).unready_since is not None
-
     def _silent_end(self, record: AttemptRecord, pod: PodFacts | None, now: float) -> Ended | None:
-        """How an attempt ended that could not say so; None if it has not, or nobody can tell."""
+        """How an attempt ended that could not say so; None if it has not, or nobody can tell.
+
+        What Kubernetes says of a pod is the word of its node. Of one that does not answer it only gives the pod up.
+        """
         if pod is None:
-            if record.pod not in self.gone:
+            if record.pod not in self.gone or not (
+                self._is_sure_of(record.node) or self.evidence.is_silent(record.pod)
+            ):
                 return None
             return Ended(exit_code=None, reason="Unknown", finished_at=now, by_platform=True)
-        if pod.over:
+        if pod.over and (pod.told_by_node or self._is_sure_of(pod.node) or self.evidence.is_silent(pod.uid)):
             return container_end(pod, now)
-        if self.is_lost(pod.node, now):
+        if self.evidence.is_lost(pod.uid, pod.node):
             return Ended(exit_code=None, reason="NodeLost", finished_at=now, by_platform=True)
         return None
 
-    def is_lost(self, node: str, now: float) -> bool:
-        """Whether a node has said nothing for so long that its ranks are given up."""
-        since = self.nodes.get(node, NodeFacts()).unready_since
-        return since is not None and now - since >= self.lost_after
+    def _is_sure_of(self, node: str) -> bool:
+        return not node or self.evidence.is_ready(node)
 
-    def lost_at(self) -> float | None:
-        """When the next node will have been silent for too long."""
-        silent = [self.nodes[pod.node].unready_since for pod in self.pods if pod.node in self.nodes and not pod.over]
-        return min((since + self.lost_after for since in silent if since is not None), default=None)
+    def lost_in(self) -> float | None:
+        """Seconds until the next rank counts as lost with its node."""
+        silent = (self.evidence.lost_in(pod.uid, pod.node) for pod in self.pods if not pod.over)
+        return min((left for left in silent if left is not None), default=None)
 
     # ---- an attempt that is ordered, and that nobody has yet
 
@@ -281,11 +270,13 @@ class Gang:
             code = failed[-1].exit_code or None
             ended = Ended(exit_code=code, reason="StartError", finished_at=now, start_error=problem)
             return replace(sight, sight=Sight.ENDED, ended=ended, pod_name=failed[-1].name, node=failed[-1].node)
-        waiting = [pod for pod in pods if not pod.over and not pod.deleting]
+        there = [pod for pod in pods if not pod.over and not pod.deleting]
+        waiting = [pod for pod in there if not self.evidence.node_is_lost(pod.node)]
         if not waiting:
-            return replace(sight, note=f"waiting for {self.held_back.get(rank, self.waiting_for)}")
+            lost = f", since node {there[-1].node} does not answer" if there else ""
+            return replace(sight, note=f"waiting for {self.held_back.get(rank, self.waiting_for)}{lost}")
         pod = waiting[-1]
-        facts = self.nodes.get(pod.node, NodeFacts())
+        facts = self.evidence.facts(pod.node)
         sight = replace(sight, pod_name=pod.name, node=pod.node, provider=facts.provider, region=facts.region)
         if not pod.node:
             queued = f"waiting in queue {self.queue}" if pod.gated and self.queue else ""
@@ -321,7 +312,7 @@ def refined(ended: Ended, pod: PodFacts | None) -> Ended:
 def container_end(pod: PodFacts, now: float) -> Ended:
     """The end of a rank that ended with its container, before a word could be said."""
     finished = pod.finished_at or now
-    if pod.state != "terminated" or pod.reason == "ContainerStatusUnknown":
+    if not pod.told_by_node:
         return Ended(exit_code=None, reason=pod.disruption or "Unknown", finished_at=finished, by_platform=True)
     code = pod.exit_code
     if code == 0:  # the entrypoint ends so only when its rank did

@@ -196,7 +196,7 @@ def _unneeded(
     for pod in facts.gang.pods:
         if pod.over or pod.deleting:
             continue
-        if facts.gang.is_lost(pod.node, facts.now):
+        if facts.gang.evidence.is_lost(pod.uid, pod.node):
             delete.append(pod)
         elif not _is_unwanted(pod.rank, facts):
             usable.setdefault(pod.rank, []).append(pod)
@@ -268,9 +268,8 @@ def _may_one_be_tried(facts: Facts, ledger: Ledger) -> bool:
 def _ranks_without_pods(facts: Facts, records: Mapping[tuple[int, int], AttemptRecord]) -> list[int]:
     gang = facts.gang
     ended = {(seen.rank, seen.attempt) for seen in facts.ranks if seen.sight is Sight.ENDED}
-    has_pod = {
-        pod.rank for pod in gang.pods if not pod.over and not pod.deleting and not gang.is_lost(pod.node, facts.now)
-    }
+    there = (pod for pod in gang.pods if not pod.over and not pod.deleting)
+    has_pod = {pod.rank for pod in there if not gang.evidence.is_lost(pod.uid, pod.node)}
     return [
         rank
         for rank, order in sorted(gang.orders.items())

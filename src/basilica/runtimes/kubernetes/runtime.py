@@ -28,6 +28,7 @@ from basilica.runtimes.kubernetes.execute import execute_beside
 from basilica.runtimes.kubernetes.keeping import Keeping, Kept, Telling
 from basilica.runtimes.kubernetes.keyspace import NOT_STARTED, RunKeys
 from basilica.runtimes.kubernetes.mesh import see_mesh
+from basilica.runtimes.kubernetes.node_evidence import Evidence
 from basilica.runtimes.kubernetes.parse import Gang, PodFacts, by_age
 from basilica.runtimes.kubernetes.pod_actions import PodActions
 from basilica.runtimes.kubernetes.pod_groups import pods_to_close
@@ -63,7 +64,8 @@ class KubernetesRuntime:
         drives: bool = True,
     ) -> None:
         self._api, self._patience, self._mesh_limit = api, patience or Patience(), mesh_limit_seconds
-        self._queue, self._node_seconds, self._drives = settings.queue, settings.node_seconds, drives
+        self._queue, self._node_seconds, self._times = settings.queue, settings.node_seconds, settings.fence
+        self._drives = drives
         self._runs: dict[str, RunState] = {}
         self._cluster = Cluster(api, settings, self._changed, self._keeper)
         self._keeping, self._series = Keeping(api, self._cluster.objects), SeriesReader()
@@ -138,13 +140,15 @@ class KubernetesRuntime:
         keys = await self._keys_of(run)
         now = time.time()
         gang = self._gang(run, keys, now)
-        if keys is not None and not keys.known and any(_is_unaccounted(pod, keys) for pod in gang.pods):
+        if keys is not None and any(_is_unaccounted(pod, keys, gang.evidence) for pod in gang.pods):
             if run.spec.wanted is not Wanted.RUN and keys.silent_for >= self._patience.keyspace_seconds:
                 await self._cluster.end_pods(run)
             raise RuntimeUnavailable(f"the rendezvous of {run.instance} does not answer, and only it knows its ranks")
         ranks = (*gang.see(now), *self._never_launched(run))
         due = self._attend(run, state, gang, ranks, now)
-        self._look_again_at(run, min((at for at in (gang.lost_at(), due) if at is not None), default=None), now)
+        lost_in = gang.lost_in()
+        lost_at = None if lost_in is None else now + lost_in
+        self._look_again_at(run, min((at for at in (lost_at, due) if at is not None), default=None), now)
         return Sighting(
             ranks=ranks,
             bench=None if run.spec.bench is None else self._bench(run),
@@ -199,13 +203,33 @@ class KubernetesRuntime:
             orders={} if keys is None else keys.orders,
             records=records,
             pods=tuple(self._cluster.pods(run.instance)),
-            nodes=self._cluster.nodes,
+            evidence=self._evidence(run, keys),
             gone=self._cluster.gone(run.instance, named),
             gpus=run.spec.resources.gpus.count,
             waiting_for=ledger.waiting_for(),
             held_back=ledger.held_back(now),
             queue=self._queue,
-            lost_after=self._node_seconds,
+        )
+
+    def _evidence(self, run: Run, keys: RunKeys | None) -> Evidence:
+        now, nodes = time.monotonic(), self._cluster.nodes
+        silences: dict[str, float | None] = {}
+        missed: dict[str, float] = {}
+        if keys is not None:
+            pods = {pod.uid for pod in self._cluster.pods(run.instance)}
+            pods |= {record.pod for record in keys.records.values() if record.ended is None}
+            silences = {pod: keys.listening.silence(pod, now) for pod in pods}
+            shown = {pod: keys.listening.missed(pod, now) for pod in pods}
+            missed = {pod: silence for pod, silence in shown.items() if silence is not None}
+        return Evidence(
+            now=now,
+            nodes=nodes.facts,
+            counted_from=nodes.counted_from,
+            patience=self._node_seconds,
+            lost_after=self._times.lost_after,
+            silences=silences,
+            missed=missed,
+            settles_in=0.0 if keys is None else keys.listening.settles_in(now),
         )
 
     async def _keys_of(self, run: Run) -> RunKeys | None:
@@ -216,7 +240,7 @@ class KubernetesRuntime:
             state.keys = None
             await known.close()
         if state.keys is None and endpoint is not None:
-            state.keys = RunKeys(endpoint, run.instance, lambda: self._changed(run.instance))
+            state.keys = RunKeys(endpoint, run.instance, lambda: self._changed(run.instance), self._times)
         return state.keys
 
     def _never_launched(self, run: Run) -> list[SeenRank]:
@@ -525,6 +549,11 @@ class KubernetesRuntime:
         return await self._cluster.archives.forget(in_use, before)
 
 
-def _is_unaccounted(pod: PodFacts, keys: RunKeys) -> bool:
-    """Something runs there, and which attempt of the rank it is cannot be told without the keyspace."""
-    return pod.state == "running" and pod.rank not in keys.orders
+def _is_unaccounted(pod: PodFacts, keys: RunKeys, evidence: Evidence) -> bool:
+    """Something may run there, and which attempt of the rank it is only its agent can tell.
+
+    A rendezvous that has lost its keys is told again by every agent that is there.
+    """
+    if pod.state != "running" or pod.rank in keys.orders or any(each.pod == pod.uid for each in keys.records.values()):
+        return False
+    return not keys.known or not (evidence.is_heard(pod.uid) or evidence.is_silent(pod.uid))

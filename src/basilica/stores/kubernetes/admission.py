@@ -11,7 +11,7 @@ from basilica.core.errors import Conflict, NameInUse, ValidationError
 from basilica.core.events import Event
 from basilica.core.spec import DeploymentSpec
 from basilica.kube.api import ApiError
-from basilica.kube.userdeployment import Json, owner_reference, path_of
+from basilica.kube.userdeployment import RANKS_MAX, Json, owner_reference, path_of
 from basilica.ports import Limits
 from basilica.stores.encoding import spec_digest
 from basilica.stores.kubernetes import codec, writing
@@ -44,6 +44,9 @@ class Admission:
             key=None if idempotency_key is None else hashlib.sha256(idempotency_key.encode()).hexdigest(),
             secret=writing.secret_name(deployment.instance) if deployment.spec.secrets else None,
         )
+        if deployment.spec.world.max > RANKS_MAX:
+            problem = f"the status of so many ranks does not fit into a Kubernetes object: {RANKS_MAX} at most"
+            raise ValidationError("distributed.worldSize.max", deployment.spec.world.max, problem)
         if len(new.spec_text) > codec.SPEC_BYTES:
             problem = f"does not fit into a Kubernetes object: {codec.SPEC_BYTES >> 10} KiB at most"
             raise ValidationError("spec", f"{len(new.spec_text)} bytes", problem)

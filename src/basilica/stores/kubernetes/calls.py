@@ -4,7 +4,6 @@ import base64
 
 from basilica.core.errors import BasilicaError, StoreUnavailable, ValidationError
 from basilica.kube.api import ApiError, KubeApi
-from basilica.kube.namespaces import make_namespace
 from basilica.kube.userdeployment import Json
 
 MANAGED_BY = {"app.kubernetes.io/managed-by": "basilica"}
@@ -32,13 +31,6 @@ def unavailable(error: ApiError) -> BasilicaError:
 def is_gone(error: ApiError, name: str) -> bool:
     """That object is not there. An API server that has just begun says 404 to everything of a custom resource."""
     return error.status == 404 and f'"{name}"' in error.message
-
-
-async def ensure_namespace(api: KubeApi, namespace: str) -> None:
-    try:
-        await make_namespace(api, namespace)
-    except ApiError as error:
-        raise unavailable(error) from error
 
 
 async def read_secret(api: KubeApi, namespace: str, name: str) -> dict[str, str]:

@@ -42,6 +42,8 @@ class Cluster:
         self.records = Records(on_problem)
         self.mirror = EventMirror(api, component)
         self._complained: set[str] = set()  # uids
+        self._on_problem = on_problem
+        self.lacking: dict[str, str] = {}  # why runs are not whole: their Secret cannot be read, by uid
         self._informer = Informer(api, EVERYWHERE, on_change=self._told)
 
     async def open(self) -> None:
@@ -81,11 +83,16 @@ class Cluster:
             except StoreUnavailable as error:
                 self._complain(record, str(error))
                 raise
+            self.lacking.pop(record.uid, None)
+            self._complained.discard(record.uid)
             record = self.records.learn_secrets(record, values)
         return record.run()
 
     def _complain(self, record: Record, problem: str) -> None:
         """Once, where the run's owner looks."""
+        if self.lacking.get(record.uid) != problem:
+            self.lacking[record.uid] = problem
+            self._on_problem(record)
         if record.uid not in self._complained:
             self._complained.add(record.uid)
             self.mirror.tell(record.obj, [Event("SecretUnavailable", problem, warning=True)], time.time(), {})
@@ -124,6 +131,7 @@ class Cluster:
         return record
 
     def gone(self, record: Record) -> None:
+        self.lacking.pop(record.uid, None)
         self.records.drop(record.obj, max(record.version, self._informer.version))
 
     # ---- asking and changing -------------------------------------------------------------------------------------

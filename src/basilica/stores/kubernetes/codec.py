@@ -9,14 +9,15 @@ import json
 import zlib
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import TypeVar
 
 from basilica.core.errors import StoreUnavailable
 from basilica.core.events import Event, Reason, RecordedEvent
-from basilica.core.policy import find_culprit
+from basilica.core.policy import UNKNOWN_EXIT_CODE, Culprit, find_culprit, last_exits, role_of
 from basilica.core.spec import DeploymentSpec
 from basilica.core.status import Condition, DeploymentStatus
 from basilica.core.why import why
-from basilica.core.world import RankExit
+from basilica.core.world import RankExit, RankStatus
 from basilica.kube.userdeployment import Json, timestamp
 from basilica.stores.encoding import decode_status, encode_status
 from basilica.stores.rules import EVENTS_KEPT
@@ -24,11 +25,14 @@ from basilica.stores.rules import EVENTS_KEPT
 SPEC_BYTES = 700 << 10
 STATE_BYTES = 500 << 10
 EVENTS_BYTES = 128 << 10
+EXITS_BYTES = 64 << 10
 REQUESTED_KEPT = 50
 REQUESTED_BYTES = 32 << 10  # all annotations of an object have 256 KiB
 MESSAGE_MAX = 2000
 UNRESOLVED = 0  # the version of an event that was written with a version that nobody could know yet
 
+FAILURES_KEPT = 512
+_TIMES = ("started_at", "finished_at", "seen_at", "metered_until", "restart_at", "missing_since", "silent_since")
 _PLAIN_MAX = 4096  # longer texts are compressed: a thousand ranks are much alike
 _PACKED = "zlib:"
 
@@ -60,7 +64,7 @@ def status_body(
         "message": why(spec, status, now)[:MESSAGE_MAX],
         "world": {
             "ready": world.ready,
-            "target": world.target,
+            "target": status.world_target or world.target,  # what was acted on, also where the spec says more
             "min": world.min,
             "max": world.max,
             "belowMinimum": world.below_minimum,
@@ -76,9 +80,46 @@ def status_body(
             "reason": culprit.exit.termination_reason[:1024],
             "evidence": culprit.evidence[:MESSAGE_MAX],
         },
+        **_rank_exits(status, culprit),
         "events": events_text(events, EVENTS_KEPT, EVENTS_BYTES),
         "state": state_text(status),
     }
+
+
+def _rank_exits(status: DeploymentStatus, culprit: Culprit | None) -> Json:
+    """How each rank ended, once the run is over, as the API shows it; without what ranks wrote.
+
+    Where there are too many for an object, those that failed are kept, and the rest is counted.
+    """
+    if not status.phase.terminal:
+        return {"rankExits": None, "rankExitsOmitted": None}
+    found = last_exits(status.exits)
+    kept: dict[int, Json] = {}
+    size = 0
+    for exit in sorted(found, key=lambda exit: (not exit.failed, exit.rank)):
+        shown = _rank_exit(exit, culprit)
+        size += len(json.dumps(shown, ensure_ascii=False).encode()) + 2
+        if size > EXITS_BYTES:
+            break
+        kept[exit.rank] = shown
+    omitted = len(found) - len(kept)
+    return {"rankExits": [kept[rank] for rank in sorted(kept)], "rankExitsOmitted": omitted or None}
+
+
+def _rank_exit(exit: RankExit, culprit: Culprit | None) -> Json:
+    shown = {
+        "rank": exit.rank,
+        "exitCode": UNKNOWN_EXIT_CODE if exit.exit_code is None else exit.exit_code,
+        "restartCount": exit.restart_count,
+        "terminationReason": exit.termination_reason[:256],
+        "signal": exit.signal,
+        "startedAt": None if exit.started_at is None else timestamp(exit.started_at),
+        "finishedAt": timestamp(exit.finished_at),
+        "node": exit.node[:256] or None,
+        "role": role_of(exit, culprit),
+        "error": exit.error or None,
+    }
+    return {name: value for name, value in shown.items() if value is not None}
 
 
 def _condition(condition: Condition, generation: int) -> Json:
@@ -103,9 +144,22 @@ def refusal_body(generation: int, problem: str, now: float) -> Json:
     }
 
 
+def waiting_body(known: Json, generation: int, problem: str, now: float) -> Json:
+    """The status of a run that cannot begin, or go on, before somebody makes what it refers to."""
+    condition = Condition(
+        type="SecretAvailable", status="False", reason="SecretUnavailable", message=problem, since=now
+    )
+    others = [each for each in known.get("conditions") or () if each.get("type") != condition.type]
+    return {
+        "phase": known.get("phase") or "pending",
+        "message": problem[:MESSAGE_MAX],
+        "conditions": [*others, _condition(condition, generation)],
+    }
+
+
 def state_text(status: DeploymentStatus) -> str:
     """The status in full, or with less of what ranks said last where it would not fit."""
-    for lighter in (_as_it_is, _without_stacks, _with_few_tails, _without_tails, _without_history):
+    for lighter in (_as_it_is, _without_stacks, _with_few_tails, _without_tails, _without_history, _with_few_failures):
         text = pack(encode_status(lighter(status)))
         if len(text) <= STATE_BYTES:
             return text
@@ -144,6 +198,25 @@ def _without_tails(status: DeploymentStatus) -> DeploymentStatus:
 
 def _without_history(status: DeploymentStatus) -> DeploymentStatus:
     return replace(_without_tails(status), history=(), warned=())
+
+
+def _with_few_failures(status: DeploymentStatus) -> DeploymentStatus:
+    """The first ones tell who failed first; times to the millisecond, which is more than clocks agree on."""
+    lighter = _without_history(status)
+    return replace(
+        lighter,
+        ranks=tuple(_rounded(rank) for rank in lighter.ranks),
+        exits=tuple(_rounded(exit) for exit in lighter.exits),
+        failures=tuple(_rounded(exit) for exit in lighter.failures[:FAILURES_KEPT]),
+    )
+
+
+Timed = TypeVar("Timed", RankExit, RankStatus)
+
+
+def _rounded(found: Timed) -> Timed:
+    times = {name: getattr(found, name) for name in type(found).__dataclass_fields__ if name in _TIMES}
+    return replace(found, **{name: round(value, 3) for name, value in times.items() if value is not None})
 
 
 def _quiet(exit: RankExit) -> RankExit:

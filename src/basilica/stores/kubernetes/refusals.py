@@ -1,4 +1,4 @@
-"""Objects that the schema let pass and that are no runs: whoever made one is told on the object itself."""
+"""Objects that are no runs, and runs that refer to what is not there: whoever made one is told on the object itself."""
 
 from basilica.core.errors import DeploymentNotFound, StaleVersion
 from basilica.stores.kubernetes.store import KubernetesStore
@@ -23,3 +23,8 @@ class Refusals:
                 await self._store.refuse(record, str(record.problem))
             except (StaleVersion, DeploymentNotFound):
                 self._store.noticed.set()  # what is newer has been read by now
+        for record, problem in self._store.lacking():
+            try:
+                await self._store.explain(record, problem)
+            except (StaleVersion, DeploymentNotFound):
+                self._store.noticed.set()

@@ -76,12 +76,18 @@ class KubernetesStore:
         return lock
 
     def _notice(self, record: Record) -> None:
-        log.warning("%s/%s is no run: %s", record.namespace, record.name, record.problem)
+        if record.problem is not None:
+            log.warning("%s/%s is no run: %s", record.namespace, record.name, record.problem)
         self.noticed.set()
 
     def problems(self) -> list[Record]:
         """Objects that are no runs."""
         return [record for record in self._cluster.records.all() if record.problem is not None]
+
+    def lacking(self) -> list[tuple[Record, str]]:
+        """Runs that refer to what is not there, and why they cannot be read whole."""
+        found = [(self._cluster.lacking.get(record.uid), record) for record in self._cluster.records.all()]
+        return [(record, problem) for problem, record in found if problem is not None]
 
     # ---- reading -----------------------------------------------------------------------------------------------------
 
@@ -248,6 +254,18 @@ class KubernetesStore:
         obj = await self._cluster.patch(record, body, "status")
         self._cluster.records.take(obj)
         self._cluster.mirror.tell(obj, [Event("InvalidSpec", problem, warning=True)], now, {})
+
+    async def explain(self, record: Record, problem: str) -> None:
+        """Say on the object itself what its run waits for."""
+        known, now = record.obj.get("status") or {}, self._now()
+        if known.get("message") == problem:
+            return
+        generation = record.obj["metadata"]["generation"]
+        body = {
+            "metadata": {"resourceVersion": str(record.version)},
+            "status": codec.waiting_body(known, generation, problem, now),
+        }
+        self._cluster.records.take(await self._cluster.patch(record, body, "status"))
 
     # ---- deleting ----------------------------------------------------------------------------------------------------
 

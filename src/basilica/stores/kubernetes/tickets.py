@@ -13,11 +13,13 @@ import json
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 from basilica.core.errors import StoreUnavailable
 from basilica.kube.api import ApiError, KubeApi
+from basilica.kube.namespaces import in_namespace
 from basilica.kube.userdeployment import Json
-from basilica.stores.kubernetes.calls import MANAGED_BY, core_path, ensure_namespace, unavailable
+from basilica.stores.kubernetes.calls import MANAGED_BY, core_path, unavailable
 
 NAME = "basilica-ticket"
 TRIES = 20
@@ -92,11 +94,9 @@ class Tickets:
                     raise
             try:
                 body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
-                return _read(await self._api.create(objects, body))
+                return _read(await in_namespace(self._api, namespace, partial(self._api.create, objects, body)))
             except ApiError as error:
-                if error.status == 404:
-                    await ensure_namespace(self._api, namespace)
-                elif error.status != 409:
+                if error.status not in (404, 409):
                     raise
         raise StoreUnavailable(f"the namespace {namespace} comes and goes; try again")
 

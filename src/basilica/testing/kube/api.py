@@ -3,7 +3,9 @@
 import asyncio
 import json
 import logging
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +19,7 @@ from basilica.testing.kube.kinds import NAMESPACES, PODS
 from basilica.testing.kube.kubelet import Kubelet
 from basilica.testing.kube.logs import serve_log
 from basilica.testing.kube.options import DeleteOptions, Options, Target
+from basilica.testing.kube.rbac import Action, Roles, refused
 from basilica.testing.kube.registry import Registry
 from basilica.testing.kube.routes import Route, route
 from basilica.testing.kube.scaling import scale_of, scaled
@@ -33,8 +36,11 @@ log = logging.getLogger(__name__)
 class Api:
     """Answers HTTP requests from the registry."""
 
-    def __init__(self, registry: Registry, kubelet: Kubelet, timing: Timing) -> None:
+    def __init__(
+        self, registry: Registry, kubelet: Kubelet, timing: Timing, users: Mapping[str, str] | None = None
+    ) -> None:
         self._registry, self._kubelet, self._timing = registry, kubelet, timing
+        self.users = users or {}  # by their tokens
         self.listings = Listings(registry.store)
         self.requests = Requests()
         self.faults: list[Fault] = []
@@ -60,6 +66,7 @@ class Api:
                 return Reply(200, encode(found))
         asked = route(request, self._registry.kinds)
         self.requests.note(asked.verb, asked.resource)
+        self._authorize(request, asked)
         fault = next((fault for fault in self.faults if fault.strikes(asked.verb, asked.resource)), None)
         if fault is not None:
             return _struck(fault)
@@ -75,6 +82,27 @@ class Api:
             reply.headers["Warning"] = ", ".join(f'299 - "{_quoted(text)}"' for text in self._registry.warnings)
             self._registry.warnings = []
         return reply
+
+    def _authorize(self, request: Request, asked: Route) -> None:
+        """Hold those that have a name here to their roles; anybody else is an administrator."""
+        user = self.users.get(request.headers.get("authorization", "").removeprefix("Bearer "))
+        if user is None:
+            return
+        kinds = ("ClusterRole", "Role", "ClusterRoleBinding", "RoleBinding")
+        found = [kind for kind in self._registry.kinds.all() if kind.kind in kinds and kind.group.startswith("rbac.")]
+        roles = Roles.of({"kind": kind.kind, **obj} for kind in found for obj in self._registry.store.items(kind))
+        action = Action(
+            verb=asked.verb,
+            group=asked.kind.group,
+            resource=asked.resource,
+            namespace=asked.namespace or (asked.name if asked.kind == NAMESPACES else ""),
+            name=asked.name,
+        )
+        if not roles.allow(user, action):
+            raise refused(user, action)
+        binds = asked.verb in ("create", "update", "patch") and asked.kind.kind.endswith("RoleBinding")
+        if binds and not roles.may_bind(user, {**_body(request), "metadata": {"namespace": asked.namespace}}):
+            raise refused(user, replace(action, verb="bind"))
 
     async def _serve(self, asked: Route, request: Request) -> Reply | Upgrade:
         if asked.subresource not in ("", "status"):

@@ -36,6 +36,7 @@ class Kind:
         return self.group, self.plural
 
 
+ADMISSION = "admissionregistration.k8s.io"  # kept, and not enforced
 NAMESPACES = Kind("", "v1", "namespaces", "Namespace", namespaced=False, status=True, short=("ns",))
 NODES = Kind("", "v1", "nodes", "Node", namespaced=False, status=True, short=("no",))
 PODS = Kind("", "v1", "pods", "Pod", status=True, generation=True, short=("po",))
@@ -75,6 +76,10 @@ BUILT_IN = (
     Kind("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding"),
     Kind("rbac.authorization.k8s.io", "v1", "clusterroles", "ClusterRole", namespaced=False),
     Kind("rbac.authorization.k8s.io", "v1", "clusterrolebindings", "ClusterRoleBinding", namespaced=False),
+    Kind(
+        ADMISSION, "v1", "validatingadmissionpolicies", "ValidatingAdmissionPolicy", namespaced=False, generation=True
+    ),
+    Kind(ADMISSION, "v1", "validatingadmissionpolicybindings", "ValidatingAdmissionPolicyBinding", namespaced=False),
     Kind("coordination.k8s.io", "v1", "leases", "Lease"),
     Kind("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget", status=True, generation=True, short=("pdb",)),
 )

@@ -241,6 +241,14 @@ class Kubelet:
             if worker.pod["spec"].get("nodeName") == node:
                 worker.vanish()
 
+    def cut(self, node: str) -> None:
+        """The node does not reach the API server any more; what runs on it goes on."""
+        self._lost.add(node)
+
+    def rejoin(self, node: str) -> None:
+        """A node that was cut off reaches the API server again."""
+        self._lost.discard(node)
+
     def is_lost(self, node: str) -> bool:
         return node in self._lost
 

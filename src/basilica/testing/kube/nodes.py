@@ -217,15 +217,26 @@ class NodeController:
         self._kubelet.lose(name)
         self._registry.clock.call_later(self._timing.node_grace, partial(self._unreachable, node))
 
-    def find_again(self, name: str) -> None:
+    def cut(self, name: str) -> None:
+        """As `lose`, but what runs on the node goes on: only its word does not come through."""
         node = self._registry.get(NODES, "", name)
+        self._kubelet.cut(name)
+        self._registry.clock.call_later(self._timing.node_grace, partial(self._unreachable, node))
 
+    def rejoin(self, name: str) -> None:
+        self._kubelet.rejoin(name)
+        self._reachable(name)
+
+    def find_again(self, name: str) -> None:
+        self._kubelet.find_again(name)
+        self._reachable(name)
+
+    def _reachable(self, name: str) -> None:
         def edit(new: Json) -> None:
             self._set_ready(new, "True", "KubeletReady")
             new["spec"].pop("taints", None)
 
-        self._kubelet.find_again(name)
-        self._registry.change(NODES, node, edit, whole=True)
+        self._registry.change(NODES, self._registry.get(NODES, "", name), edit, whole=True)
 
     def _unreachable(self, node: Json) -> None:
         found = self._registry.store.get(NODES, "", meta(node)["name"])
@@ -254,8 +265,12 @@ class NodeController:
         return self._timing.unreachable_toleration if seconds == 300 else float(seconds)
 
     def _evict(self, node: Json, pod: Json) -> None:
-        """The taint manager's deletion. Without a kubelet to finish it, a pod stays as it is: terminating."""
-        if not self._kubelet.is_lost(meta(node)["name"]):
+        """The taint manager's deletion. Without a kubelet to finish it, a pod stays as it is: terminating.
+
+        While no node at all is heard from, the control plane blames itself and evicts nobody.
+        """
+        nodes = [meta(each)["name"] for each in self._registry.store.items(NODES)]
+        if not self._kubelet.is_lost(meta(node)["name"]) or (len(nodes) > 1 and all(map(self._kubelet.is_lost, nodes))):
             return
         for found in self._pods_on(meta(node)["name"]):
             if meta(found)["uid"] == meta(pod)["uid"] and not is_deleting(found):

@@ -55,6 +55,7 @@ class KubeServer:
         timing: Timing | None = None,
         speed: float = 1.0,
         history: int = 50_000,
+        users: Mapping[str, str] | None = None,
     ) -> None:
         """`processes=False`: pods run nothing, and end when `end_container` says so.
 
@@ -62,7 +63,9 @@ class KubeServer:
         `env`: variables for every container. `own_files`: paths that mean another file in each container, wherever its
         command names them; all others are this machine's. `speed`: of the cluster's time; 0 stands still until
         `advance`. `history`: how many changes of a kind a watch can go back.
+        `users`: by their tokens, whom roles and bindings are enforced for; all others may do everything.
         """
+        self._users = users or {}
         self._settings = (processes, images or {}, env or {}, tuple(own_files), start_delay)
         self._version, self._nodes_wanted = version or newest(), tuple(nodes)
         self._timing, self._speed, self._history = timing or Timing(), speed, history
@@ -123,7 +126,7 @@ class KubeServer:
         self._services = ServiceProxy(self._registry)
         Scheduler(self._registry, self._timing, events)
         self._nodes = NodeController(self._registry, self._timing, self._kubelet, events)
-        self._api = Api(self._registry, self._kubelet, self._timing)
+        self._api = Api(self._registry, self._kubelet, self._timing, self._users)
         self._http = HttpServer(self._api.answer)
         for name in _NAMESPACES:
             self._registry.create(NAMESPACES, "", {"metadata": {"name": name}})
@@ -277,6 +280,14 @@ class KubeServer:
     def lose_node(self, name: str) -> None:
         """The machine dies. The cluster notices in its own time."""
         self._do(lambda: self._nodes.lose(name))
+
+    def cut_node(self, name: str) -> None:
+        """The machine does not reach the API server any more; its pods go on."""
+        self._do(lambda: self._nodes.cut(name))
+
+    def rejoin_node(self, name: str) -> None:
+        """A machine that was cut off reaches the API server again."""
+        self._do(lambda: self._nodes.rejoin(name))
 
     def find_node(self, name: str) -> None:
         """The machine is back, after a reboot."""

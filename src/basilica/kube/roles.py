@@ -1,0 +1,30 @@
+"""The roles that the control plane has in users' namespaces, and what binds them. Pure.
+
+What it does for runs it may do only in namespaces with the label `app.kubernetes.io/managed-by=basilica`. There the
+operator binds two cluster roles, one to itself and one to the API. A namespace that the API makes has the label; to any
+other an administrator gives it.
+"""
+
+from typing import Any
+
+Json = dict[str, Any]
+
+MANAGED = "app.kubernetes.io/managed-by=basilica"
+RBAC = "rbac.authorization.k8s.io"
+OPERATOR, API = "basilica-operator", "basilica-api"
+RUNS_ROLES = {OPERATOR: f"{OPERATOR}-runs", API: f"{API}-runs"}
+
+
+def bindings(namespace: str, home: str) -> dict[str, Json]:
+    """What gives the control plane in `home` its rights in a namespace, by path."""
+    found: dict[str, Json] = {}
+    for account, role in RUNS_ROLES.items():
+        path = f"/apis/{RBAC}/v1/namespaces/{namespace}/rolebindings/{role}"
+        found[path] = {
+            "apiVersion": f"{RBAC}/v1",
+            "kind": "RoleBinding",
+            "metadata": {"name": role, "namespace": namespace, "labels": {"app.kubernetes.io/part-of": "basilica"}},
+            "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": role},
+            "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": home}],
+        }
+    return found

@@ -1,0 +1,195 @@
+"""Evidence that a rank is lost with its node: what counts, and from when. Pure; times are of one monotonic clock.
+
+A node that is not ready is no evidence by itself. It says that the API server has not heard from the kubelet, and the
+rank may be well. The evidence counts only
+
+- from when the API server could be asked again, if it was away: no node could tell it anything meanwhile;
+- from when at least one node was ready again, if all were unready together: Kubernetes evicts nobody then either;
+- once the run's rendezvous has not heard from the rank's agent for `FenceTimes.lost_after`, so that an agent that is
+  cut off has stopped its rank before another is launched (`core.fencing`).
+
+While the rendezvous itself cannot be asked nobody is lost: unknown is a state. A rendezvous that has just started has
+heard nobody yet. Then the silence of an agent begins with the last word that anybody had of the one before: the agents
+that are there say when they had it, and we know until when we followed it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from basilica.core.fencing import FenceTimes
+from basilica.kube.run import PROVIDER, REGION
+from basilica.rendezvous.presence import MISSED, Heard
+
+Json = dict[str, Any]
+
+AWAY_COUNTS_S = 5.0  # an API server that was away for less has missed no word of a kubelet that mattered
+SETTLE_BEATS = 3.0  # until all agents that are there have found a rendezvous that has just started
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """`unready_since`: when we noticed that the node does not answer; None while it does."""
+
+    provider: str | None = None
+    region: str | None = None
+    unready_since: float | None = None
+
+
+class Nodes:
+    """The nodes of the cluster, and from when on their silence counts."""
+
+    def __init__(self) -> None:
+        self.facts: dict[str, NodeFacts] = {}
+        self.counted_from = 0.0
+
+    def take(self, node: Json, now: float) -> NodeFacts:
+        """Take in a node as the API server shows it. `now` is by our own clock, not by another machine's."""
+        name, labels = node["metadata"]["name"], node["metadata"].get("labels") or {}
+        conditions = (node.get("status") or {}).get("conditions") or ()
+        ready = next((each for each in conditions if each["type"] == "Ready"), None)
+        unready = ready is not None and ready["status"] != "True"
+        before = self.facts.get(name)
+        noticed = before.unready_since if before is not None and before.unready_since is not None else now
+        none_was_ready = self.all_unready
+        self.facts[name] = NodeFacts(labels.get(PROVIDER), labels.get(REGION), noticed if unready else None)
+        self._count_anew(none_was_ready, now)
+        return self.facts[name]
+
+    def drop(self, name: str, now: float) -> None:
+        none_was_ready = self.all_unready
+        self.facts.pop(name, None)
+        self._count_anew(none_was_ready, now)
+
+    def asked_again(self, away_for: float, now: float) -> None:
+        """The API server answers again, after it could not be asked for so long."""
+        if away_for >= AWAY_COUNTS_S:
+            self.counted_from = max(self.counted_from, now)
+
+    @property
+    def all_unready(self) -> bool:
+        return bool(self.facts) and all(facts.unready_since is not None for facts in self.facts.values())
+
+    def _count_anew(self, none_was_ready: bool, now: float) -> None:
+        if none_was_ready and not self.all_unready:
+            self.counted_from = max(self.counted_from, now)
+
+
+class Listening:
+    """The agents that the run's rendezvous hears from, as its keys say, with the moments at which we learnt it."""
+
+    def __init__(self, times: FenceTimes) -> None:
+        self._times = times
+        self._entries: dict[str, tuple[Heard, float]] = {}
+        self._heard: set[str] = set()
+        self._last_word: float | None = None  # that somebody had of the rendezvous before this one
+        self._fresh_since: float | None = None
+        self._followed_until = 0.0
+
+    def begin(self, entries: Mapping[str, Heard], now: float) -> None:
+        """The keys were read anew. An entry that we know already stays as old as it is."""
+        before = self._entries
+        self._entries, self._heard, self._last_word = {}, set(), None
+        for agent, heard in entries.items():
+            known = before.get(agent)
+            self.take(agent, heard, known[1] if known is not None and known[0] == heard else now)
+        if self._fresh_since is None:
+            self._fresh_since = now
+
+    def take(self, agent: str, heard: Heard | None, now: float) -> None:
+        """The key of one agent has changed; None: it is gone."""
+        self._heard.discard(agent)
+        if heard is None:
+            self._entries.pop(agent, None)
+            return
+        self._entries[agent] = (heard, now)
+        if heard.silent is None:
+            self._heard.add(agent)
+        if heard.gap is not None:
+            self._last_word = max(now - heard.gap, self._last_word or 0.0)
+
+    def pause(self, now: float) -> None:
+        """The rendezvous does not answer us any more."""
+        if self._fresh_since is not None:
+            self._fresh_since, self._followed_until = None, now
+
+    def settles_in(self, now: float) -> float:
+        """Seconds until all agents that are there must have been heard from."""
+        left = 0.0 if self._fresh_since is None else self._fresh_since + SETTLE_BEATS * self._times.heartbeat - now
+        return max(0.0, left)
+
+    def silence(self, agent: str, now: float) -> float | None:
+        """For how many seconds the rendezvous has heard nothing of an agent; None if we cannot ask it."""
+        if self._fresh_since is None:
+            return None
+        if agent in self._entries:
+            heard, learnt = self._entries[agent]
+            return 0.0 if heard.silent is None else now - learnt + heard.silent
+        if self._last_word is None or self.settles_in(now) > 0.0:
+            return now - self._fresh_since
+        return now - min(self._fresh_since, max(self._last_word, self._followed_until))
+
+    def missed(self, agent: str, now: float) -> float | None:
+        """The silence of an agent, if it is long enough to be shown: it was heard from before, or others are."""
+        silence = self.silence(agent, now)
+        known = agent in self._entries or bool(self._heard)
+        return silence if known and silence is not None and silence >= MISSED * self._times.heartbeat else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """All that is known at one moment. `patience`: how long a node that is not ready is waited for.
+
+    `silences`: of agents, by the uid of their pod, where the rendezvous could be asked. `missed`: those to be shown.
+    `settles_in`: seconds until a rendezvous that has just started must have heard from all that are there.
+    """
+
+    now: float = 0.0
+    nodes: Mapping[str, NodeFacts] = field(default_factory=dict)
+    counted_from: float = 0.0
+    patience: float = 30.0
+    lost_after: float = FenceTimes().lost_after
+    silences: Mapping[str, float | None] = field(default_factory=dict)
+    missed: Mapping[str, float] = field(default_factory=dict)
+    settles_in: float = 0.0
+
+    def facts(self, node: str) -> NodeFacts:
+        return self.nodes.get(node, NodeFacts())
+
+    def is_ready(self, node: str) -> bool:
+        """Whether its kubelet speaks for its pods. One that is not in the cluster does not."""
+        return node in self.nodes and self.nodes[node].unready_since is None
+
+    def is_unready(self, node: str) -> bool:
+        return self.facts(node).unready_since is not None
+
+    def is_silent(self, pod: str) -> bool:
+        """Whether the agent in the pod, should it live, has stopped its rank by now."""
+        silence = self.silences.get(pod)
+        return silence is not None and silence >= self.lost_after
+
+    def node_is_lost(self, node: str) -> bool:
+        due = self._node_due(node)
+        return due is not None and self.now >= due
+
+    def is_heard(self, pod: str) -> bool:
+        return self.silences.get(pod) == 0.0
+
+    def is_lost(self, pod: str, node: str) -> bool:
+        return self.node_is_lost(node) and self.is_silent(pod)
+
+    def lost_in(self, pod: str, node: str) -> float | None:
+        """Seconds until the pod's rank counts as lost, if nothing changes; None if that needs a change, or has come."""
+        due, silence = self._node_due(node), self.silences.get(pod)
+        if due is None or not silence:
+            return None
+        left = max(due - self.now, self.lost_after - silence)
+        if self.settles_in > 0.0:
+            left = min(left, self.settles_in)  # what is known then may be more
+        return left if left > 0.0 else None
+
+    def _node_due(self, node: str) -> float | None:
+        since = self.facts(node).unready_since
+        if since is None or all(facts.unready_since is not None for facts in self.nodes.values()):
+            return None
+        return max(since, self.counted_from) + self.patience
