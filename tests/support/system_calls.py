@@ -30,7 +30,7 @@ class Call:
 def traced(script: str, folder: Path, arguments: Sequence[str | Path] = ()) -> list[Call]:
     """Run a Python program, and all that it starts, to its end."""
     out = folder / "calls"
-    command = ["strace", "-f", "-y", "-s", "256", "-e", SEEN, "-o", out]
+    command = ["strace", "-f", "-y", "-s", "256", "-e", SEEN, "-o", str(out)]
     subprocess.run([*command, sys.executable, "-c", script, *map(str, arguments)], check=True, timeout=100)
     found = [_CALL.match(line) for line in out.read_text(errors="replace").splitlines()]
     return [Call(int(m[1]), m[2], m[3], m[4]) for m in found if m is not None]
