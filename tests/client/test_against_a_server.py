@@ -53,6 +53,14 @@ class TestDeploying:
         assert (training.phase, training.culprit and training.culprit.exit_code) == ("failed", 3)
         assert training.logs(rank=0) == "so sorry\n"
 
+    def test_metrics_of_a_live_run_count_up_to_the_moment_of_asking(self, client: basilica.BasilicaClient) -> None:
+        training = deploy(client, "sleep 600")
+        first, asked = training.metrics().rank_seconds, time.monotonic()
+        time.sleep(0.5)
+        passed = time.monotonic() - asked
+        assert training.metrics().rank_seconds >= first + 0.9 * passed
+        training.delete()
+
     def test_the_exception_of_a_function_is_told_with_the_failure(self, client: basilica.BasilicaClient) -> None:
         training = client.deploy_distributed(None, source=fails, world_size=basilica.WorldSize(1, 1, 1), gpu_count=0)
         with pytest.raises(basilica.BelowMinimumWorld, match="reason=Error ArithmeticError: too odd"):

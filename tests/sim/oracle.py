@@ -30,6 +30,7 @@ class Failure:
 
     key: Key
     told_at: float  # in seconds that passed
+    seen_at: float  # by the controller's clock
     turn: int
     finished_at: float
     by_platform: bool
@@ -42,7 +43,7 @@ class Oracle:
     last_shown: dict[Key, float] = field(default_factory=dict)
     window: int = 0  # the turn in which the controller last took up a change of the spec: budgets may begin anew
     whole: int = 0  # the turn in which the world last became whole
-    changes: int = 0
+    blamable: set[Key] = field(default_factory=set)  # failures of ranks that the world still wants
 
     # ---- what the controller was told, and what it wrote down ------------------------------------------------------
 
@@ -50,11 +51,12 @@ class Oracle:
         """The look of this turn is taken in for good."""
         sim = self.sim
         if after.observed_generation != before.observed_generation:
-            self.window, self.changes = sim.turns, self.changes + 1
+            self.window = sim.turns
         for seen in sim.delivered.ranks:
             self.last_shown[seen.rank, seen.attempt] = sim.elapsed
             if seen.ended is not None and _failed(seen.ended):
                 self._note(before, seen, seen.ended)
+        self.blamable = {key for key in self.blamable if key[0] < after.world_target}
         if _is_whole(after) and not _is_whole(before):
             self.whole = sim.turns
         self._check_lost(before, after)
@@ -64,7 +66,9 @@ class Oracle:
         current = any((r.rank, r.attempt) == key and r.phase.may_run for r in before.ranks)
         if current and key not in self.failures:
             sim = self.sim
-            self.failures[key] = Failure(key, sim.elapsed, sim.turns, ended.finished_at, ended.by_platform)
+            self.failures[key] = Failure(key, sim.elapsed, sim.now, sim.turns, ended.finished_at, ended.by_platform)
+            if seen.rank < before.world_target and not ended.by_platform:
+                self.blamable.add(key)
 
     def _check_lost(self, before: DeploymentStatus, after: DeploymentStatus) -> None:
         """A rank is given up only when its budget is spent."""
@@ -137,19 +141,18 @@ class Oracle:
     # ---- the end ---------------------------------------------------------------------------------------------------
 
     def ends(self, culprit: Culprit | None) -> None:
-        """The one that is blamed failed first, as far as the controller could know."""
+        """The one that is blamed failed first: on one node by its clock, else as the controller came to know of it."""
         sim = self.sim
-        simple = sim.faithful and self.changes == 1 and not any(p.asked_to_stop and p.stalled for p in sim.processes)
-        if sim.status.phase is not Phase.FAILED or culprit is None or not simple or "stalled" in culprit.evidence:
+        stalled = any(e.termination_reason == "Stalled" for e in (*sim.status.failures, *sim.status.exits))
+        if sim.status.phase is not Phase.FAILED or culprit is None or stalled or sim.set_back:
             return
-        since_whole = [f for f in self.failures.values() if f.turn >= self.whole and not f.by_platform]
-        if not since_whole:
-            return
-        first = min(since_whole, key=lambda f: (f.turn, f.finished_at))
+        suspects = [f for f in self.failures.values() if f.key in self.blamable and f.turn >= self.whole]
         blamed = self.failures.get((culprit.exit.rank, culprit.exit.attempt))
-        assert blamed is not None, f"{culprit} has not failed"
-        together = blamed.finished_at - first.finished_at <= SIMULTANEOUS_SECONDS or blamed.turn == first.turn
-        assert together, f"{culprit} is blamed, and {first} came before"
+        assert blamed in suspects, f"{culprit} is blamed, and the suspects are {suspects}"
+        one_node = len({f.key[0] % sim.nodes for f in suspects}) == 1
+        moments = {f.key: f.finished_at if one_node else f.seen_at for f in suspects}
+        behind = moments[culprit.exit.rank, culprit.exit.attempt] - min(moments.values())
+        assert behind <= SIMULTANEOUS_SECONDS + 1e-9, f"{culprit} is blamed, {behind:g} s after the first of {suspects}"
 
 
 def _failed(ended: Ended) -> bool:

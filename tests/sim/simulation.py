@@ -106,6 +106,8 @@ class Simulation:
     told: set[tuple[int, int]] = field(default_factory=set)  # attempts that some look showed running or ended
     turns: int = 0
     elapsed: float = 0.0  # seconds that passed; the clock may have been set back meanwhile
+    set_back: bool = False
+    nodes: int = len(NODES)
     oracle: Oracle = field(init=False)
 
     def __post_init__(self) -> None:
@@ -275,7 +277,7 @@ class Simulation:
         self.now += seconds
         self.elapsed += max(0.0, seconds)
         if seconds < 0:
-            self.faithful = False
+            self.faithful, self.set_back = False, True
 
     def scale(self, target: int) -> None:
         """Past the API: nobody asks whether the world is closed or the run over."""

@@ -5,7 +5,7 @@ import pytest
 from .explore import walk
 from .mutants import MUTANTS, Mutant
 
-WALKS = 800
+WALKS = 3000
 FIRST_SEED = 20_000
 
 

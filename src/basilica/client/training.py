@@ -127,6 +127,16 @@ class DistributedTraining:
         return None if not bench or bench.get("mode") == "off" else dict(bench)
 
     def metrics(self) -> DistributedMetrics:
+        """Asks the server anew: what a live run used counts up to the moment of asking."""
+        if not self._view.is_terminal:
+            self.refresh()
+        return self._metrics()
+
+    async def metrics_async(self) -> DistributedMetrics:
+        await self.refresh_async()
+        return self._metrics()
+
+    def _metrics(self) -> DistributedMetrics:
         view = self._view
         usage = (view.raw.get("distributed") or {}).get("usage") or {}
         return DistributedMetrics(
@@ -136,10 +146,6 @@ class DistributedTraining:
             rank_seconds=usage.get("rankSeconds", 0.0),
             gpu_seconds=usage.get("gpuSeconds", 0.0),
         )
-
-    async def metrics_async(self) -> DistributedMetrics:
-        await self.refresh_async()
-        return self.metrics()
 
     def refresh(self) -> "DistributedTraining":
         self._client._blocking.run(flows.fetch(self._run))

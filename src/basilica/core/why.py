@@ -59,7 +59,7 @@ def _under_way(spec: DeploymentSpec, status: DeploymentStatus, now: float) -> st
     if not reasons:
         lost = [r for r in wanted if r.phase is RankPhase.LOST]
         stalled = _stalls(wanted, now)
-        idle = up if stalled else f"{up}: nothing to wait for"
+        idle = up if stalled or apart else f"{up}: nothing to wait for"
         return (f"{up}; {_name(lost)} lost, the run goes on without" if lost else idle) + apart + stalled
     degraded = f", fewer than the minimum of {spec.world.min}" if status.phase is Phase.DEGRADED else ""
     return f"{up}{degraded}; waiting for " + "; ".join(reasons) + apart + _stalls(wanted, now)
