@@ -183,6 +183,25 @@ async def test_a_record_that_is_replaced_while_the_rank_runs_keeps_nobody_from_s
     assert machine.ranks() == []
 
 
+async def test_a_rank_that_died_with_its_supervisor_and_whose_record_is_none_has_ended(machine: Machine) -> None:
+    run = machine.run(SLEEP)
+    async with machine.control_plane():
+        await machine.launch(run)
+        await machine.until_running(run)
+        record = machine.record(run)
+    assert record.running is not None
+    for pid in (record.claim.pid, record.running.pid):
+        os.kill(pid, signal.SIGKILL)
+        await until_gone(pid)
+    path = machine.layout.record(Key(run.instance, 0, 1))
+    os.unlink(path)
+    os.mkfifo(path)
+    async with machine.control_plane() as runtime:
+        ended = await until_ended(machine, run)
+        assert (ended.exit_code, ended.reason) == (None, "Unknown")
+        await runtime.remove(run)
+
+
 async def test_a_run_whose_directory_is_removed_ends_all_the_same(machine: Machine) -> None:
     async with machine.control_plane():
         run = machine.run(sh('rm -rf "$(dirname $BASILICA_CHECKPOINT_DIR)"; exit 4'))

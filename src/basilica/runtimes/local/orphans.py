@@ -1,11 +1,13 @@
 """Ranks whose supervisor was killed: nobody learns their exit code, but they are stopped, cleaned up and recorded."""
 
 import asyncio
+import fcntl
 import os
 import signal
 import time
 from contextlib import suppress
 
+from basilica.machine import files
 from basilica.machine.pools import Pool
 from basilica.runtimes.local import supervisor
 from basilica.runtimes.local.layout import Key, Layout
@@ -45,6 +47,16 @@ def kill_leftovers(layout: Layout, key: Key, claim: Claim) -> bool:
     strays = _with_environment_of(layout, key)
     kill(strays)
     return left or bool(strays)
+
+
+def is_tended(layout: Layout, key: Key) -> bool:
+    """True while something of an attempt runs of which no record tells: its supervisor, which locks the rank, or it."""
+    with suppress(OSError), files.directory(str(layout.rank(key.instance, key.rank)), os.O_RDONLY) as fd:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # given back when it is closed
+        except BlockingIOError:
+            return True
+    return bool(_with_environment_of(layout, key))
 
 
 def terminate_strays(layout: Layout, key: Key) -> None:

@@ -18,7 +18,7 @@ from basilica.runtimes.local.background import Background
 from basilica.runtimes.local.changes import Changes
 from basilica.runtimes.local.layout import Key, Layout
 from basilica.runtimes.local.line import GpuLine
-from basilica.runtimes.local.orphans import bury_orphan
+from basilica.runtimes.local.orphans import bury_orphan, is_tended
 from basilica.runtimes.local.processes import Watch
 from basilica.runtimes.local.records import NOBODY, Exit, Record, Running
 from basilica.runtimes.local.reports import Reports
@@ -165,8 +165,13 @@ class Tracking:
         if attempt.problem != problem:
             attempt.problem = problem
             self.changes.tell(key.instance)
-        if attempt.watch is None and attempt.sight is not Sight.UNKNOWN:
-            self.background.spawn(self._bury(key))
+        if attempt.watch is None:
+            self.background.spawn(self._bury_if_forsaken(key))
+
+    async def _bury_if_forsaken(self, key: Key) -> None:
+        attempt = self.table.find(key)
+        if not await self.pool.run(is_tended, self.layout, key) and self.table.find(key) is attempt:
+            await self._bury(key)
 
     def _unclaimed(self, key: Key, known: Attempt | None) -> None:
         if known is None or known.watch is not None or known.sight is Sight.QUEUED:

@@ -45,7 +45,7 @@ class Wakeups:
                 if os.path.samestat(os.lstat(self._path), os.fstat(self._fd)):
                     return
             self.close()
-        files.remove(str(self._path))
+        files.put_aside(str(self._path))
         os.mkfifo(self._path, 0o600)
         # Opened for both: with a writer always there, the end of the last supervisor is no end of file.
         self._fd = os.open(self._path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
