@@ -4,12 +4,13 @@ import asyncio
 import os
 import signal
 import stat
+import sys
 from pathlib import Path
 
 import pytest
 
 from basilica.core.reports import SeriesQuery
-from basilica.core.seen import Sight
+from basilica.core.seen import Ended, Sight
 from basilica.core.world import WorldSize
 from basilica.machine import files
 from basilica.machine.files import UnusableFile
@@ -17,6 +18,8 @@ from basilica.ports import Run
 from basilica.runtimes.local import stopping, supervisor
 from basilica.runtimes.local.layout import Key
 from basilica.runtimes.local.logs import read_tail
+from basilica.runtimes.local.task import StartReply, StartRequest
+from basilica.runtimes.local.wakeups import Told
 from tests.runtime_local.machine import SLEEP, Machine, python, sh, until_gone
 
 SECRET = "nobody-may-read-this"
@@ -115,7 +118,7 @@ async def test_every_file_that_a_rank_can_reach_may_be_anything(machine: Machine
     assert stat.S_ISCHR(os.stat("/dev/zero").st_mode)
 
 
-async def until_ended(machine: Machine, run: Run, attempt: int = 1):  # type: ignore[no-untyped-def]
+async def until_ended(machine: Machine, run: Run, attempt: int = 1) -> Ended:
     async with asyncio.timeout(WITHIN_S):
         while True:
             machine.woken.clear()
@@ -183,6 +186,25 @@ async def test_a_record_that_is_replaced_while_the_rank_runs_keeps_nobody_from_s
     assert machine.ranks() == []
 
 
+async def test_a_rank_that_died_with_its_supervisor_and_whose_record_is_none_has_ended(machine: Machine) -> None:
+    run = machine.run(SLEEP)
+    async with machine.control_plane():
+        await machine.launch(run)
+        await machine.until_running(run)
+        record = machine.record(run)
+    assert record.running is not None
+    for pid in (record.claim.pid, record.running.pid):
+        os.kill(pid, signal.SIGKILL)
+        await until_gone(pid)
+    path = machine.layout.record(Key(run.instance, 0, 1))
+    os.unlink(path)
+    os.mkfifo(path)
+    async with machine.control_plane() as runtime:
+        ended = await until_ended(machine, run)
+        assert (ended.exit_code, ended.reason) == (None, "Unknown")
+        await runtime.remove(run)
+
+
 async def test_a_run_whose_directory_is_removed_ends_all_the_same(machine: Machine) -> None:
     async with machine.control_plane():
         run = machine.run(sh('rm -rf "$(dirname $BASILICA_CHECKPOINT_DIR)"; exit 4'))
@@ -233,7 +255,7 @@ async def test_a_wake_up_that_fails_takes_no_other_with_it(machine: Machine) -> 
     async with machine.control_plane():
         heard: list[int] = []
 
-        def act(found) -> None:  # type: ignore[no-untyped-def]
+        def act(found: Told) -> None:
             heard.append(found.key.rank)
             if found.key.rank == 0:
                 raise RuntimeError("no")
@@ -293,7 +315,7 @@ async def test_a_supervisor_that_is_stopped_again_and_again_is_killed_and_the_en
 async def test_a_rank_that_cannot_be_executed_for_lack_of_processes_starts_when_there_are_some(
     machine: Machine,
 ) -> None:
-    """The supervisor of a user who has no process left meets EAGAIN; it is played by a user with a limit."""
+    """The fork server's Python is one in which `posix_spawn` meets EAGAIN for a while."""
     async with machine.control_plane():
         run = machine.run(sh("echo late"), world=WorldSize(1, 1, 1))
         seen_notes: list[str] = []
@@ -327,7 +349,7 @@ def shortage(machine: Machine) -> Path:
         "runpy.run_path(sys.argv[0], run_name='__main__')\n"
     )
     (machine.state_dir.parent / "spawn.py").write_text(code)
-    program = f'#!/bin/sh\nshift 4\nexec {os.sys.executable} -I -S {machine.state_dir.parent}/spawn.py "$@"\n'  # type: ignore[attr-defined]
+    program = f'#!/bin/sh\nshift 4\nexec {sys.executable} -I -S {machine.state_dir.parent}/spawn.py "$@"\n'
     script.write_text(program)
     script.chmod(0o755)
     return script
@@ -338,7 +360,7 @@ async def test_ranks_that_cannot_be_forked_wait_with_the_reason_and_start_when_t
         run = machine.run(sh("exit 0"))
         real, tries = runtime._fork_server.start_ranks, 0
 
-        async def short(request):  # type: ignore[no-untyped-def]
+        async def short(request: StartRequest) -> StartReply:
             nonlocal tries
             tries += 1
             if tries < 3:

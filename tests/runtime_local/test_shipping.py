@@ -88,8 +88,8 @@ async def test_what_a_shipped_function_returns_comes_back(machine: Machine) -> N
         for rank in (0, 1):
             ended = await machine.until_ended(run, rank)
             assert ended.exit_code == 0, ended.log_tail
-        found = await runtime.results(run)
-        results = {rank: json.loads(text) for rank, text in found.items() if isinstance(text, bytes)}
+        texts = (await runtime.results(run)).items()
+        results = {rank: json.loads(text) for rank, text in texts if isinstance(text, bytes)}
         assert results == {0: {"rank": 0, "value": 42}, 1: {"rank": 1, "value": 42}}
         await runtime.remove(run)
         assert await runtime.results(run) == {}

@@ -14,7 +14,7 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 ENTRIES_MAX = 100_000
@@ -91,16 +91,16 @@ def read_at(fd: int, offset: int, size: int) -> bytes:
     return b"".join(parts)
 
 
-def names(path: str, limit: int = ENTRIES_MAX) -> list[str]:
-    """What is in a directory; one with more entries than `limit` is an `UnusableFile`."""
+def names(path: str, limit: int | None = ENTRIES_MAX, keep: Callable[[str], bool] = bool) -> list[str]:
+    """The names in a directory that `keep` is true of; one with more of them than `limit` is an `UnusableFile`."""
     found: list[str] = []
     with directory(path, os.O_RDONLY) as fd:
         try:
             with os.scandir(fd) as entries:
-                for entry in entries:
+                for name in filter(keep, (entry.name for entry in entries)):
                     if len(found) == limit:
                         raise UnusableFile(path, f"has more than {limit} entries", errno.EFBIG)
-                    found.append(entry.name)
+                    found.append(name)
         except OSError as error:
             raise _unusable(path, error) from error
     return found
@@ -291,6 +291,12 @@ def _empty(parent: int, name: str) -> list[str]:
     finally:
         os.close(fd)
     return left
+
+
+def put_aside(path: str) -> None:
+    """Take the name from whatever has it, at once, however large it is; nothing there is fine."""
+    with suppress(FileNotFoundError), _parent(path) as (parent, name):
+        _put_aside(parent, name)
 
 
 def _put_aside(parent: int, name: str) -> None:

@@ -95,6 +95,7 @@ class Launching:
         keys = [_key(run, launch) for launch in granted]
         for key, uuids in zip(keys, granted.values(), strict=True):
             attempts[key] = Attempt(key=key, sight=Sight.STARTING, gpus=uuids)
+        mine = {key: attempts[key] for key in keys}
         started: list[int] = []
         try:
             with or_unavailable("the machine does not let us"):
@@ -106,7 +107,8 @@ class Launching:
         for key, pid in zip(keys, started, strict=False):
             self._pauses.pop(key, None)
             self.tracking.watch_new(key, pid)
-        left = dict(list(granted.items())[len(started) :])
+        late = zip(keys[len(started) :], list(granted.items())[len(started) :], strict=True)
+        left = dict(entry for key, entry in late if self._is(key, mine[key], Sight.STARTING))
         if left:
             self.postpone(run, left, problem or "the fork server does not say why")
 
@@ -127,15 +129,20 @@ class Launching:
 
     def _try_again(self, run: Run, granted: Mapping[Launch, tuple[str, ...]], waiting: Mapping[Key, Attempt]) -> None:
         """Those that wait no more were stopped meanwhile, or their run was removed."""
-        left = {launch: uuids for launch, uuids in granted.items() if self._waits(_key(run, launch), waiting)}
-        for key in waiting.keys() - {_key(run, launch) for launch in left}:
+        keys = {launch: _key(run, launch) for launch in granted}
+        left = {
+            launch: uuids
+            for launch, uuids in granted.items()
+            if self._is(keys[launch], waiting[keys[launch]], Sight.QUEUED)
+        }
+        for key in waiting.keys() - {keys[launch] for launch in left}:
             self._pauses.pop(key, None)
         if left and self.changes.is_open:
             self.background.spawn(self._start(run, left))
 
-    def _waits(self, key: Key, waiting: Mapping[Key, Attempt]) -> bool:
-        attempt = self.table.find(key)
-        return attempt is waiting[key] and attempt.sight is Sight.QUEUED
+    def _is(self, key: Key, attempt: Attempt, sight: Sight) -> bool:
+        """False if it was stopped meanwhile, or if its run was removed."""
+        return self.table.find(key) is attempt and attempt.sight is sight
 
 
 def _key(run: Run, launch: Launch) -> Key:

@@ -27,7 +27,7 @@ An attempt costs two files, no more: some file systems take a millisecond to mak
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -137,14 +137,14 @@ class Layout:
 
     def instances(self) -> list[str]:
         """All runs; what was put aside there has a dot in its name, and they have none."""
-        return [name for name in _names(self.runs) if "." not in name]
+        return _names(self.runs, lambda name: "." not in name, limit=None)
 
     def attempts(self, instance: str, rank: int) -> list[int]:
         """The attempts that somebody has, or had."""
         return sorted(_attempts(self.rank(instance, rank)))
 
     def keys(self, instance: str) -> Iterator[Key]:
-        for name in _names(self.run(instance)):
+        for name in _names(self.run(instance), lambda name: name.startswith("rank-")):
             kind, _, number = name.partition("-")
             rank = number_of(number) if kind == "rank" else None
             if rank is not None:
@@ -153,17 +153,17 @@ class Layout:
 
 
 def _attempts(rank: Path) -> Iterator[int]:
-    for name in _names(rank):
+    for name in _names(rank, lambda name: name.endswith(".record")):
         number, _, kind = name.partition(".")
         attempt = number_of(number) if kind == "record" else None
         if attempt is not None:
             yield attempt
 
 
-def _names(directory: Path) -> list[str]:
-    """None where there is no directory, whatever else is there."""
+def _names(directory: Path, keep: Callable[[str], bool], limit: int | None = files.ENTRIES_MAX) -> list[str]:
+    """None where there is no directory, whatever else is there. What ranks make beside does not count."""
     try:
-        return files.names(str(directory))
+        return files.names(str(directory), limit, keep)
     except FileNotFoundError:
         return []
     except UnusableFile as error:

@@ -9,7 +9,7 @@ from basilica.clocks import SteadyClock
 from basilica.machine.pools import Pool
 from basilica.runtimes.local import supervisor
 from basilica.runtimes.local.layout import Key, Layout
-from basilica.runtimes.local.processes import lives
+from basilica.runtimes.local.processes import lives, supervisor_of
 from basilica.runtimes.local.records import Claim, Exit
 from basilica.strays import kill, with_environment
 
@@ -45,6 +45,12 @@ def kill_leftovers(layout: Layout, key: Key, claim: Claim) -> bool:
     strays = _with_environment_of(layout, key)
     kill(strays)
     return left or bool(strays)
+
+
+def is_tended(layout: Layout, key: Key) -> bool:
+    """True while something of an attempt runs of which no record tells: its supervisor, which locks the rank, or it."""
+    held = supervisor_of(str(layout.rank(key.instance, key.rank))) is not None
+    return held or bool(_with_environment_of(layout, key))
 
 
 def terminate_strays(layout: Layout, key: Key) -> None:

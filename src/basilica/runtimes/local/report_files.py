@@ -52,7 +52,7 @@ def report_file(layout: Layout, key: Key, pid: int) -> ReportFile:
 def report_files(layout: Layout, instance: str) -> list[ReportFile]:
     """Of all processes that have reported."""
     try:
-        names = door.names(str(layout.reports(instance)))
+        names = door.names(str(layout.reports(instance)), keep=lambda name: _NAME.fullmatch(name) is not None)
     except OSError:  # none yet, or what the rank put in their place
         return []
     found = [match for name in names if (match := _NAME.fullmatch(name))]

@@ -47,8 +47,8 @@ def _record_of(path: str) -> Record | None:
 def read_results(layout: Layout, instance: str) -> dict[int, bytes | BadResult]:
     """What each rank wrote, or what is wrong with it: that hides nobody else's."""
     with suppress(FileNotFoundError):
-        split = (name.partition(".") for name in files.names(str(layout.results(instance))))
-        ranks = (number_of(number) for number, _, kind in split if kind == "json")
+        found = files.names(str(layout.results(instance)), keep=lambda name: name.endswith(".json"))
+        ranks = (number_of(name.removesuffix(".json")) for name in found)
         return _read_results(layout, instance, sorted({rank for rank in ranks if rank is not None}))
     return {}
 
@@ -77,15 +77,20 @@ def _read_result(path: str, rank: int) -> bytes | BadResult:
 
 def remove_run(layout: Layout, instance: str) -> None:
     """As a whole, then piece by piece: a late supervisor must not find its directory without the note that stops it."""
-    for key in layout.keys(instance):
-        with suppress(OSError, ValueError):  # a record that somebody has put something else in the place of
-            record = read_record(layout.record(key))
-            for path in () if record is None else record.claim.cgroups:
-                supervisor.remove_cgroup(path)
+    with suppress(OSError):
+        for key in layout.keys(instance):
+            _remove_cgroups(layout, key)
     files.make_directory(str(layout.removing))
     with suppress(FileNotFoundError):
         os.rename(layout.run(instance), layout.removing / instance)
     files.remove(str(layout.removing / instance))
+
+
+def _remove_cgroups(layout: Layout, key: Key) -> None:
+    with suppress(OSError, ValueError):  # a record that somebody has put something else in the place of
+        record = read_record(layout.record(key))
+        for path in () if record is None else record.claim.cgroups:
+            supervisor.remove_cgroup(path)
 
 
 def finish_removing(layout: Layout) -> None:

@@ -95,6 +95,7 @@ class Stopping:
                     attempt.watch.signal(signal.SIGCONT)
                 claim = attempt.claim or NOBODY
                 left = await self.pool.run(kill_leftovers, self.layout, key, claim)
+                self.tracking.look(key)  # where its record is none, nobody else says that it is gone
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, TRY_AGAIN_AT_MOST_S)
                 attempt = self._left(key)

@@ -19,7 +19,7 @@ from basilica.runtimes.local.background import Background
 from basilica.runtimes.local.changes import Changes
 from basilica.runtimes.local.layout import Key, Layout
 from basilica.runtimes.local.line import GpuLine
-from basilica.runtimes.local.orphans import bury_orphan
+from basilica.runtimes.local.orphans import bury_orphan, is_tended
 from basilica.runtimes.local.processes import Watch, supervisor_of
 from basilica.runtimes.local.records import NOBODY, Exit, Record, Running
 from basilica.runtimes.local.reports import Reports
@@ -169,8 +169,13 @@ class Tracking:
         if attempt.problem != problem:
             attempt.problem = problem
             self.changes.tell(key.instance)
-        if attempt.watch is None and attempt.sight is not Sight.UNKNOWN:
-            self.background.spawn(self._bury(key))
+        if attempt.watch is None:
+            self.background.spawn(self._bury_if_forsaken(key))
+
+    async def _bury_if_forsaken(self, key: Key) -> None:
+        attempt = self.table.find(key)
+        if not await self.pool.run(is_tended, self.layout, key) and self.table.find(key) is attempt:
+            await self._bury(key)
 
     def _take_in_damaged(self, key: Key, record: Record) -> None:
         """Who has the attempt cannot be read. The lock on its rank tells whether somebody does; if nobody, it ended."""

@@ -4,6 +4,7 @@ A turn of the controller does not wait for that. Meanwhile the attempts are seen
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from basilica.runtimes.local.records import Exit, bury
 from basilica.runtimes.local.run_as import Access
 from basilica.runtimes.local.table import Table
 from basilica.runtimes.local.tracking import Tracking
+
+log = logging.getLogger("basilica.runtime")
 
 NOTE = "its directory is being unpacked"
 CANNOT_START = 126  # as the supervisor has it for what cannot be executed
@@ -89,7 +92,8 @@ class Unpacking:
             for key in left:
                 self.tracking.forget(key)
             await self.launching.launch(run, [waiting[key] for key in left])
-        except RuntimeUnavailable:
+        except (RuntimeUnavailable, OSError) as error:
+            log.warning("cannot start ranks of %s: %s", run.instance, error)
             for key in self._still(waiting):
                 self.tracking.forget(key)  # the controller finds them missing and asks again
         self.changes.tell(run.instance)

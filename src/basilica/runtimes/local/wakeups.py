@@ -53,7 +53,7 @@ class Wakeups:
                 if os.path.samestat(os.lstat(self._path), os.fstat(self._fd)):
                     return
             self.close()
-        files.remove(str(self._path))
+        files.put_aside(str(self._path))
         os.mkfifo(self._path, 0o600)
         self._made(self._path)
         # Opened for both: with a writer always there, the end of the last supervisor is no end of file.
