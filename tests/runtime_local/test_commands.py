@@ -128,13 +128,16 @@ def test_what_is_left_of_a_command_ends_when_its_run_is_deleted(tmp_path: Path) 
         layout = Layout(tmp_path)
         directory = str(layout.checkpoints(run["instanceName"]))
         left = {MARK: "lost", "BASILICA_CHECKPOINT_DIR": directory}
-        with subprocess.Popen(["/bin/sleep", "1000"], env=left) as stray:
-            other = subprocess.Popen(["/bin/sleep", "1000"], env={**left, "BASILICA_CHECKPOINT_DIR": f"{directory}-2"})
+        elsewhere = {**left, "BASILICA_CHECKPOINT_DIR": f"{directory}-2"}
+        stray, other = (subprocess.Popen(["/bin/sleep", "1000"], env=env) for env in (left, elsewhere))
+        try:
             client.delete("/deployments/train", params={"wait": 20}).raise_for_status()
             assert stray.wait(SECONDS) == -signal.SIGKILL
             assert other.poll() is None
-            other.kill()
-            other.wait()
+        finally:
+            for process in (stray, other):
+                process.kill()
+                process.wait()
 
 
 @pytest.mark.parametrize("how", ["cancel", "delete"])

@@ -3,7 +3,7 @@
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
@@ -58,16 +58,46 @@ def test_followers_that_do_not_read_cost_little_and_nobody_waits_for_them(server
         wait_for(client, "train", phase_is("ready"))
         _until_written(server, RANKS)
         before = memory(server)
-        asked = (
-            f"GET /deployments/train/logs?follow=true HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {server.key}\r\n\r\n"
-        )
+        asked = _asking(server, "/deployments/train/logs?follow=true")
         for _ in range(20):
             follower = stack.enter_context(socket.create_connection((url.host, url.port)))
             follower.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            follower.sendall(asked.encode())
+            follower.sendall(asked)
         for _ in range(20):
             client.get("/health").raise_for_status()
         assert memory(server) - before < 20 * 4  # they took 28 MB each
+
+
+@pytest.mark.parametrize("query", ["", "?follow=true"])
+def test_a_server_that_goes_away_breaks_off_what_nobody_reads_without_a_traceback(tmp_path: Path, query: str) -> None:
+    with serving(tmp_path) as server, server.client() as client, ExitStack() as stack:
+        url = httpx.URL(server.url)
+        client.post("/deployments", json=run_request("train", a_large_log(), target=RANKS)).raise_for_status()
+        wait_for(client, "train", ended)
+        readers = [stack.enter_context(socket.create_connection((url.host, url.port))) for _ in range(10)]
+        for reader in readers:
+            reader.sendall(_asking(server, f"/deployments/train/logs{query}"))
+            assert reader.recv(12) == b"HTTP/1.1 200"
+        assert server.stop() == 0
+        assert "Traceback" not in server.stderr
+        for reader in readers:
+            answer = _all_of(reader)
+            assert len(answer) < RANKS * MEGABYTES * 1_000_000
+            assert not answer.endswith(b"0\r\n\r\n")  # which would say that this was all
+    with serving(tmp_path):
+        pass
+
+
+def _asking(server: Server, path: str) -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {server.key}\r\n\r\n".encode()
+
+
+def _all_of(reader: socket.socket) -> bytes:
+    pieces = []
+    with suppress(ConnectionResetError):
+        while piece := reader.recv(1 << 20):
+            pieces.append(piece)
+    return b"".join(pieces)
 
 
 def _until_written(server: Server, ranks: int) -> None:

@@ -16,6 +16,7 @@ from basilica.server.streams import LastingResponse, begun, cancel, next_change
 
 NDJSON = "application/x-ndjson"
 TURNS = 2
+GOING_AWAY = "the server is going away in the middle of a log"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +60,7 @@ async def _read(
             async with contextlib.aclosing(runtime.read(run, rank, cursor)) as chunks:
                 async for chunk in chunks:
                     if closing.is_set():
-                        raise RuntimeUnavailable("the server is going away in the middle of a log")
+                        raise RuntimeUnavailable(GOING_AWAY)
                     cursors[rank] = chunk.cursor
                     yield chunk
     if query.follow:
@@ -67,6 +68,8 @@ async def _read(
         async with contextlib.aclosing(follower.follow(deployment)) as chunks:
             async for chunk in chunks:
                 yield chunk
+        if not follower.complete:
+            raise RuntimeUnavailable(GOING_AWAY)
 
 
 async def _encoded(chunks: AsyncGenerator[LogChunk, None], style: "LogFormat") -> AsyncGenerator[bytes, None]:
@@ -121,6 +124,7 @@ class LogFollower:
 
     Ranks that are behind take turns, so that what is held for a reader that does not read is a few chunks, however many
     ranks there are. A rank that was read to its end waits for more without a turn, and holds what woke it.
+    `complete` at the end unless the server closed before.
     """
 
     store: Store
@@ -128,6 +132,7 @@ class LogFollower:
     closing: asyncio.Event
     only: frozenset[int] | None
     cursors: dict[int, str]
+    complete: bool = False
     _chunks: asyncio.Queue[LogChunk] = field(default_factory=lambda: asyncio.Queue(maxsize=1))
     _turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(TURNS))
     _readers: dict[int, asyncio.Task[None]] = field(default_factory=dict)
@@ -164,6 +169,7 @@ class LogFollower:
                             await self._read(run, rank, to_the_end=True)
                         break
                 deployment = await next_change(self.store, instance, version, self.closing) or deployment
+        self.complete = not self.closing.is_set()
 
     def _ranks(self, deployment: Deployment) -> list[int]:
         ranks = [r.rank for r in deployment.status.ranks]
