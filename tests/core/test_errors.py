@@ -5,13 +5,16 @@ import pickle
 import pytest
 
 from basilica.core import errors
+from basilica.core.damage import DamagedRun
 from basilica.core.errors import (
     AuthenticationError,
     AuthorizationError,
     BasilicaError,
     BelowMinimumWorld,
     Conflict,
+    DeploymentDamaged,
     DeploymentNotFound,
+    DiskFull,
     DistributedError,
     NameInUse,
     NetworkError,
@@ -30,6 +33,17 @@ from basilica.core.errors import (
 from basilica.core.waits import ExitSummary
 
 EXITS = (ExitSummary(0, 0, "Completed"), ExitSummary(1, 137, "OOMKilled", 2), ExitSummary(2, None, "Unknown"))
+
+DAMAGED = DamagedRun(
+    instance="train-abc",
+    user="ann",
+    namespace="u-ann",
+    name="train",
+    target=2,
+    created_at=1.0,
+    version=3,
+    problem="its spec is damaged",
+)
 
 ONE_OF_EACH: list[BasilicaError] = [
     BasilicaError("something"),
@@ -50,7 +64,9 @@ ONE_OF_EACH: list[BasilicaError] = [
     NetworkError("no answer within 5 s"),
     RendezvousUnavailable("no answer from 127.0.0.1:2379"),
     ServerError(502, "bad gateway"),
-    StoreUnavailable("disk full"),
+    StoreUnavailable("no answer"),
+    DeploymentDamaged(DAMAGED),
+    DiskFull("the disk is full"),
     RuntimeUnavailable("no answer"),
 ]
 
@@ -127,7 +143,7 @@ def test_what_callers_of_python_expect() -> None:
 
 
 def test_only_what_may_work_later_is_retryable() -> None:
-    later = {RateLimitError, NetworkError, StoreUnavailable, RuntimeUnavailable}
+    later = {RateLimitError, NetworkError, StoreUnavailable, DiskFull, RuntimeUnavailable}
     assert {type(e) for e in ONE_OF_EACH if e.retryable} == later
 
 

@@ -41,8 +41,9 @@ def start(client: httpx.Client, name: str) -> str:
 
 def kinds(client: httpx.Client) -> set[str]:
     body = client.get("/health").json()
-    assert body["status"] == ("degraded" if body["troubles"] else "healthy")
-    return {trouble["kind"] for trouble in body["troubles"]}
+    troubles = body.get("troubles", [])
+    assert body["status"] == ("degraded" if troubles else "healthy")
+    return {trouble["kind"] for trouble in troubles}
 
 
 def repaired(state: Path) -> list[Json]:

@@ -315,7 +315,7 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
                 timestamp=rfc3339(plane.clock.now()),
                 healthy_validators=1,
                 total_validators=1,
-                troubles=[out.TroubleView(kind=t.kind, message=t.message, remedy=t.remedy) for t in troubles],
+                troubles=[out.TroubleView(kind=t.kind, message=t.message, remedy=t.remedy) for t in troubles] or None,
             )
         )
 
