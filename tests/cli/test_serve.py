@@ -101,7 +101,8 @@ def test_a_key_can_be_given_in_a_file_or_in_the_environment(state: Path, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("content", "problem"), [
+    ("content", "problem"),
+    [
         ("", "is empty"),
         (" \n", "is empty"),
         ("a b", "printable"),
@@ -109,7 +110,9 @@ def test_a_key_can_be_given_in_a_file_or_in_the_environment(state: Path, tmp_pat
         ("fifteen-letters", "must have at least 16 characters"),
     ],
 )
-def test_a_key_that_no_header_can_carry_or_that_is_short_is_refused(state: Path, tmp_path: Path, content: str, problem: str) -> None:
+def test_a_key_that_no_header_can_carry_or_that_is_short_is_refused(
+    state: Path, tmp_path: Path, content: str, problem: str
+) -> None:
     file = tmp_path / "key"
     file.write_text(content)
     assert problem in one_line(cli("serve", "--port", "0", "--state-dir", state, "--api-key-file", file))

@@ -44,7 +44,9 @@ def test_it_speaks_tls_and_nothing_else(tmp_path: Path, certificate: Path) -> No
 
 
 def test_beyond_loopback_with_tls_there_is_nothing_to_warn_of(tmp_path: Path, certificate: Path) -> None:
-    with serving(tmp_path / "s", "--host", "0.0.0.0", *options(certificate), env={"BASILICA_API_KEY": "a-key-long-enough"}) as server:
+    with serving(
+        tmp_path / "s", "--host", "0.0.0.0", *options(certificate), env={"BASILICA_API_KEY": "a-key-long-enough"}
+    ) as server:
         assert cli("prune", "--state-dir", tmp_path / "s").returncode == 0
     assert "unencrypted" not in server.stderr
 

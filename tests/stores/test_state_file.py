@@ -252,7 +252,9 @@ def test_a_run_that_cannot_be_read_is_named_and_its_secrets_are_not(tmp_path: Pa
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
             connection.execute("UPDATE specs SET spec = json_set(spec, '$.secrets', json('{\"TOKEN\": [\"s3cret\"]}'))")
         store = await opened(path)
-        with pytest.raises(StoreUnavailable, match=r"train-1. cannot be read: its spec is damaged: secrets\.TOKEN") as unreadable:
+        with pytest.raises(
+            StoreUnavailable, match=r"train-1. cannot be read: its spec is damaged: secrets\.TOKEN"
+        ) as unreadable:
             await store.get("train-1")
         assert "s3cret" not in str(unreadable.value)
         await store.close()
