@@ -14,6 +14,7 @@ SLOW_DIRECTORIES = (
     "cli",
     "console",
     "diloco",
+    "damage",
     "e2e",
     "entrypoint",
     "executors",

@@ -6,6 +6,7 @@ import pytest
 
 from basilica.client.views import RankExit
 from basilica.core import errors
+from basilica.core.damage import DamagedRun
 from basilica.core.errors import (
     AuthenticationError,
     AuthorizationError,
@@ -13,7 +14,9 @@ from basilica.core.errors import (
     BasilicaError,
     BelowMinimumWorld,
     Conflict,
+    DeploymentDamaged,
     DeploymentNotFound,
+    DiskFull,
     DistributedError,
     NameInUse,
     NetworkError,
@@ -31,6 +34,17 @@ from basilica.core.errors import (
 )
 
 EXITS = (RankExit(0, 0, "Completed"), RankExit(1, 137, "OOMKilled", 2), RankExit(2, -1, "Unknown"))
+
+DAMAGED = DamagedRun(
+    instance="train-abc",
+    user="ann",
+    namespace="u-ann",
+    name="train",
+    target=2,
+    created_at=1.0,
+    version=3,
+    problem="its spec is damaged",
+)
 
 ONE_OF_EACH: list[BasilicaError] = [
     BasilicaError("something"),
@@ -52,7 +66,9 @@ ONE_OF_EACH: list[BasilicaError] = [
     BadResult(3, "is no JSON"),
     RendezvousUnavailable("no answer from 127.0.0.1:2379"),
     ServerError(502, "bad gateway"),
-    StoreUnavailable("disk full"),
+    StoreUnavailable("no answer"),
+    DeploymentDamaged(DAMAGED),
+    DiskFull("the disk is full"),
     RuntimeUnavailable("no answer"),
 ]
 
@@ -138,7 +154,7 @@ def test_what_callers_of_python_expect() -> None:
 
 
 def test_only_what_may_work_later_is_retryable() -> None:
-    later = {RateLimitError, NetworkError, StoreUnavailable, RuntimeUnavailable}
+    later = {RateLimitError, NetworkError, StoreUnavailable, DiskFull, RuntimeUnavailable}
     assert {type(e) for e in ONE_OF_EACH if e.retryable} == later
 
 

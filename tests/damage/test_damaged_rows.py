@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from basilica.strays import with_environment
 from tests.support.server import ended, phase_is, run_request, serving, wait_for
 
 
@@ -58,6 +59,4 @@ def test_a_damaged_run_is_listed_named_and_deleted_and_the_others_go_on(state: P
 
 
 def ranks_of(state: Path, instance: str) -> list[int]:
-    from basilica.strays import with_environment
-
     return with_environment({f"BASILICA_CHECKPOINT_DIR={state}/runs/{instance}/checkpoints".encode()})

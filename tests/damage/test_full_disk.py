@@ -41,7 +41,6 @@ def test_the_reserve_is_given_up_in_pieces_and_made_again(tmp_path: Path) -> Non
 
         reserve.spend(work)
         assert tries == [40 << 10]
-        assert not reserve.whole
         assert not reserve.refill()
         (tmp_path / "disk" / "filler").unlink()
         assert reserve.refill()

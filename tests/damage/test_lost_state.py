@@ -5,6 +5,7 @@ import os
 import shutil
 import sqlite3
 import subprocess
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 
 from basilica.machine.high_water import HighWaterMark
 from basilica.strays import with_environment
-from tests.support.server import Json, cli, ended, phase_is, run_request, serving, wait_for
+from tests.support.server import Json, Server, cli, ended, phase_is, run_request, serving, wait_for
 
 
 def test_a_mark_is_kept_and_read_again(tmp_path: Path) -> None:
@@ -41,8 +42,9 @@ def start(client: httpx.Client, name: str) -> str:
 
 def kinds(client: httpx.Client) -> set[str]:
     body = client.get("/health").json()
-    assert body["status"] == ("degraded" if body["troubles"] else "healthy")
-    return {trouble["kind"] for trouble in body["troubles"]}
+    troubles = body.get("troubles", [])
+    assert body["status"] == ("degraded" if troubles else "healthy")
+    return {trouble["kind"] for trouble in troubles}
 
 
 def repaired(state: Path) -> list[Json]:
@@ -179,11 +181,9 @@ def test_a_state_directory_deleted_under_the_server_takes_no_new_runs(state: Pat
     assert ranks_of(state, instance) == []
 
 
-def wait_for_text(server: object, text: str) -> None:
-    import time
-
+def wait_for_text(server: Server, text: str) -> None:
     deadline = time.monotonic() + 20
-    while text not in server.stderr:  # type: ignore[attr-defined]
+    while text not in server.stderr:
         assert time.monotonic() < deadline
         time.sleep(0.02)
 

@@ -28,8 +28,8 @@ def place() -> Iterator[Path]:
     shutil.rmtree(directory)
 
 
-def output(client: httpx.Client, name: str, script: str, **more: object) -> tuple[Json, list[str]]:
-    client.post("/deployments", json=run_request(name, script, **more)).raise_for_status()
+def output(client: httpx.Client, name: str, script: str, **more: str) -> tuple[Json, list[str]]:
+    client.post("/deployments", json=run_request(name, script) | more).raise_for_status()
     body = wait_for(client, name, ended)
     return body, client.get(f"/deployments/{name}/logs", params={"rank": 0}).text.splitlines()
 

@@ -58,7 +58,7 @@ def doctor(
         return
     findings = [*examine(), *examine_directory(directory)]
     if as_json:
-        typer.echo(json.dumps([asdict(f) for f in findings]))
+        typer.echo(json.dumps([{"name": f.name, "ok": f.ok, "detail": f.detail, "hint": f.hint} for f in findings]))
     else:
         width = max(len(finding.name) for finding in findings)
         for finding in findings:

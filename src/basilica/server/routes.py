@@ -318,7 +318,7 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
                 timestamp=now,
                 healthy_validators=1,
                 total_validators=1,
-                troubles=[out.TroubleView(kind=t.kind, message=t.message, remedy=t.remedy) for t in troubles],
+                troubles=[out.TroubleView(kind=t.kind, message=t.message, remedy=t.remedy) for t in troubles] or None,
             )
         )
 

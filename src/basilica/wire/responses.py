@@ -289,7 +289,7 @@ class Health(Outgoing):
     timestamp: str
     healthy_validators: int
     total_validators: int
-    troubles: list[TroubleView]
+    troubles: list[TroubleView] | None = None
 
     model_config = ConfigDict(alias_generator=None)
 
