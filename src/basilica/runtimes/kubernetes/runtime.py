@@ -304,10 +304,12 @@ class KubernetesRuntime:
         self._check()
         state = self._states.of(run.instance)
         keys = await self._keys_of(run)
-        if keys is not None and self._keyspace(keys) is Keyspace.SILENT and not state.ledger.terminating:
+        keeps = run.spec.wanted is not Wanted.DELETE and not state.ledger.terminating
+        if keys is not None and keeps and self._keyspace(keys) is Keyspace.SILENT:
             raise RuntimeUnavailable(f"the rendezvous of {run.instance} does not answer, and has what is to be kept")
-        if keys is not None and keys.silent_for == 0.0 and not state.ledger.terminating:
-            await self._keeping.keep(run, await keys.results(), await self._reader.told(run, keys))
+        if keys is not None and self._keyspace(keys) is Keyspace.ANSWERS:
+            if keeps:
+                await self._keeping.keep(run, await keys.results(), await self._reader.told(run, keys))
             living = {pod.rank for pod in self._cluster.pods(run.instance) if not pod.over}
             await keys.dismiss(sorted(living))
             await self._until_gone(run)
