@@ -274,7 +274,9 @@ def test_a_run_with_an_archive_costs_one_request_more_however_many_ranks_it_has(
             sh("true"), (ranks, ranks, 64), archive=archive, name=f"r{ranks}-{archive is None}".lower()
         )
         await plane.happens(lambda: len(plane.pods(run)) == ranks)
-        return plane.kube.requests.since(before).total
+        asked = plane.kube.requests.since(before)
+        assert asked["create", "pods"] == ranks
+        return asked.total - ranks
 
     async def story() -> None:
         with KubeServer(processes=False) as kube:

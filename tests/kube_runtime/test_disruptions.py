@@ -2,13 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from basilica.controller.step import run_of
+from basilica.core.deployment import Deployment
 from basilica.core.spec import Resources
 from basilica.core.why import why
 from basilica.kube.api import KubeApi
@@ -36,6 +37,10 @@ def living(plane: Plane, run: str) -> list[dict[str, Any]]:
 
 def name_of(pod: dict[str, Any]) -> str:
     return str(pod["metadata"]["name"])
+
+
+def is_back(rank: int, attempt: int, *, ready: int) -> Callable[[Deployment], bool]:
+    return lambda found: found.status.ranks[rank].attempt == attempt and found.status.ready == ready
 
 
 async def reasons(plane: Plane, run: str) -> str:
@@ -70,9 +75,7 @@ def test_a_rank_that_is_disrupted_again_and_again_comes_back_within_seconds(kube
                 [_, victim] = living(plane, run)
                 began = time.monotonic()
                 await disrupt(name_of(victim))
-                again = await plane.until(
-                    run, lambda d, n=number: d.status.ranks[1].attempt == n and d.status.ready == 2
-                )
+                again = await plane.until(run, is_back(1, number, ready=2))
                 assert time.monotonic() - began < SOON_S
                 assert [rank.restarts for rank in again.status.ranks] == [0, 0]
             assert again.status.ranks[0].attempt == 0, "its neighbour has not noticed"
@@ -89,9 +92,7 @@ def test_a_container_that_is_killed_as_a_whole_gets_another_pod_at_once(kube: Ku
             await plane.until_ready(run, 1)
             for number in (1, 2, 3):
                 kube.oom_kill(name_of(living(plane, run)[0]), namespace=NAMESPACE)
-                again = await plane.until(
-                    run, lambda d, n=number: d.status.ranks[0].attempt == n and d.status.ready == 1
-                )
+                again = await plane.until(run, is_back(0, number, ready=1))
                 assert again.status.ranks[0].restarts == number, "that was its own doing"
             await plane.end(run)
             await plane.settled(run)

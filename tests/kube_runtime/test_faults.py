@@ -181,6 +181,20 @@ def test_a_run_can_be_cancelled_although_its_rendezvous_never_comes(kube: KubeSe
     asyncio.run(story())
 
 
+def test_a_run_that_never_began_is_deleted_at_once_although_its_rendezvous_never_comes(kube: KubeServer) -> None:
+    """Nothing can have been started, and nothing is to be kept: there is nothing to wait for."""
+
+    async def story() -> None:
+        absent = replace(SETTINGS, rendezvous_image="pull-fails/keys")
+        async with control_plane(kube, settings=absent, patience=Patience(keyspace_seconds=1000.0)) as plane:
+            run = await plane.deploy(SLEEP, (2, 2, 2), image="pull-fails/basilica")
+            await plane.until(run, lambda d: all("ErrImagePull" in r.note for r in d.status.ranks) and d.status.ranks)
+            await plane.end(run, Wanted.DELETE)
+            await plane.happens(lambda: not kube.objects("pods", NAMESPACE) and not kube.objects("services", NAMESPACE))
+
+    asyncio.run(story())
+
+
 def test_pods_that_somebody_deletes_all_at_once_are_made_again(kube: KubeServer) -> None:
     async def story() -> None:
         async with control_plane(kube) as plane:

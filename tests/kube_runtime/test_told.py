@@ -128,7 +128,7 @@ def test_an_operator_that_is_killed_at_the_end_is_followed_by_one_that_keeps_all
             elif killed == "after it kept":
                 runtime._until_gone = never  # type: ignore[assignment]
             else:
-                runtime._cluster.close_job = never  # type: ignore[assignment]
+                runtime._cluster.end_pods = never  # type: ignore[method-assign, assignment]
             run = await plane.deploy(reporting(FIRST))
             async with asyncio.timeout(40):
                 await reached.wait()

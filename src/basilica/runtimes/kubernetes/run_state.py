@@ -1,6 +1,8 @@
-"""The state of one run in the runtime: what it has open for the run, and what it remembers until the next look."""
+"""The states of runs in the runtime: what it has open for each, and what it remembers until the next look."""
 
 import asyncio
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from basilica.core.seen import Ended
@@ -42,3 +44,55 @@ class RunState:
         if self.alarm is not None:
             self.alarm.cancel()
         self.alarm = alarm
+
+
+class RunStates:
+    """The state of each run, by instance."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, RunState] = {}
+
+    def of(self, instance: str) -> RunState:
+        return self._runs.setdefault(instance, RunState())
+
+    def find(self, instance: str) -> RunState | None:
+        """The state of a run, if it has one already."""
+        return self._runs.get(instance)
+
+    def all(self) -> Collection[RunState]:
+        return self._runs.values()
+
+    def forget(self, instance: str) -> None:
+        state = self._runs.pop(instance, None)
+        if state is not None:
+            state.set_alarm(None)
+
+    def forget_idle(self, instance: str) -> None:
+        """A run that was only read, and is read no more, leaves nothing here."""
+        state = self._runs.get(instance)
+        if state is not None and state.marks is None and not state.readers and state.keys is None:
+            self.forget(instance)
+
+    @asynccontextmanager
+    async def listening(self, instance: str) -> AsyncIterator[asyncio.Event]:
+        """An event that is set whenever something of the run changes."""
+        changed = asyncio.Event()
+        self.of(instance).readers.add(changed)
+        try:
+            yield changed
+        finally:
+            state = self._runs.get(instance)
+            if state is not None:
+                state.readers.discard(changed)
+                self.forget_idle(instance)
+
+    async def comes_about(self, instance: str, condition: Callable[[], bool], within: float) -> bool:
+        """Whether it does, with what changes of the run in that time."""
+        try:
+            async with asyncio.timeout(within), self.listening(instance) as changed:
+                while not condition():
+                    await changed.wait()
+                    changed.clear()
+        except TimeoutError:
+            return False
+        return True

@@ -1,7 +1,6 @@
 """The Kubernetes runtime: ranks as pods of our own, driven through their run's keyspace."""
 
 import asyncio
-import contextlib
 import logging
 import random
 import time
@@ -18,14 +17,12 @@ from basilica.core.spec import Wanted
 from basilica.kube.api import KubeApi
 from basilica.kube.run import Settings
 from basilica.ports import Exited, InUse, LogChunk, Output, Run, StoredArchive
-from basilica.rendezvous.exchange import NoAnswer
 from basilica.rendezvous.orders import Order
-from basilica.report_series import series_of
 from basilica.runtimes.kubernetes import logs
 from basilica.runtimes.kubernetes.bench import see_bench
 from basilica.runtimes.kubernetes.cluster import Cluster, Keeper
 from basilica.runtimes.kubernetes.execute import execute_beside
-from basilica.runtimes.kubernetes.keeping import Keeping, Kept, Telling
+from basilica.runtimes.kubernetes.keeping import Keeping
 from basilica.runtimes.kubernetes.keyspace import NOT_STARTED, RunKeys
 from basilica.runtimes.kubernetes.mesh import see_mesh
 from basilica.runtimes.kubernetes.node_evidence import Evidence
@@ -33,15 +30,14 @@ from basilica.runtimes.kubernetes.parse import Gang, PodFacts, by_age
 from basilica.runtimes.kubernetes.pod_actions import PodActions
 from basilica.runtimes.kubernetes.pod_groups import pods_to_close
 from basilica.runtimes.kubernetes.pod_plan import Facts, Keyspace, Patience, plan_pods
-from basilica.runtimes.kubernetes.reports import SeriesReader, parse_reports, parse_series, series_to_keep
-from basilica.runtimes.kubernetes.run_state import RunState
+from basilica.runtimes.kubernetes.run_reading import RunReader
+from basilica.runtimes.kubernetes.run_state import RunState, RunStates
 from basilica.runtimes.kubernetes.wakes import Tally, Wakes
 
 log = logging.getLogger(__name__)
 
 MESH_LIMIT_S = 30.0
 LEAVE_WITHIN_S, MADE_WITHIN_S = 5.0, 30.0
-READ_WITHIN_S, READ_FOR_S = 2.0, 60.0
 BENCH_PODS = 2
 
 
@@ -66,20 +62,18 @@ class KubernetesRuntime:
         self._api, self._patience, self._mesh_limit = api, patience or Patience(), mesh_limit_seconds
         self._queue, self._node_seconds, self._times = settings.queue, settings.node_seconds, settings.fence
         self._drives = drives
-        self._runs: dict[str, RunState] = {}
+        self._states = RunStates()
         self._cluster = Cluster(api, settings, self._changed, self._keeper)
-        self._keeping, self._series = Keeping(api, self._cluster.objects), SeriesReader()
+        self._keeping = Keeping(api, self._cluster.objects)
+        self._reader = RunReader(self._states, self._cluster, self._keeping, self._keys_of, self._spawn)
         self._actions = PodActions(self._cluster, self._spawn)
         self._wakes: Wakes | None = None
         self._tasks: set[asyncio.Task[object]] = set()
 
-    def _state(self, instance: str) -> RunState:
-        return self._runs.setdefault(instance, RunState())
-
     def _keeper(self, instance: str) -> Keeper:
         if not self._drives:
             return Keeper.NOBODY
-        state = self._runs.get(instance)
+        state = self._states.find(instance)
         if state is None or state.marks is None:
             return Keeper.UNKNOWN
         return Keeper.OVER if state.closed else Keeper.PLAN
@@ -94,27 +88,26 @@ class KubernetesRuntime:
         if self._wakes is not None:
             self._wakes.close()
         self._wakes = None
-        for state in self._runs.values():
+        for state in self._states.all():
             state.set_alarm(None)
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for state in self._runs.values():
+        for state in self._states.all():
             if state.keys is not None:
                 await state.keys.close()
-        self._runs.clear()
         await self._cluster.close()
         await self._api.close()
 
     def _changed(self, instance: str) -> None:
-        state = self._runs.get(instance)
+        state = self._states.find(instance)
         if state is not None:
             state.tell_readers()
         if self._wakes is not None:
             self._wakes.changed(instance)
 
     def _tally(self, instance: str) -> Tally:
-        state = self._runs.get(instance)
+        state = self._states.find(instance)
         return Tally() if state is None or state.keys is None else state.keys.tally(state.marks or ())
 
     def _spawn(self, instance: str, work: Coroutine[Any, Any, object]) -> None:
@@ -135,7 +128,7 @@ class KubernetesRuntime:
 
     async def observe(self, run: Run) -> Sighting:
         self._check()
-        state = self._state(run.instance)
+        state = self._states.of(run.instance)
         state.marks = (run.spec.world.min, run.spec.world.target)
         keys = await self._keys_of(run)
         now = time.time()
@@ -196,7 +189,7 @@ class KubernetesRuntime:
         self._cluster.check()
 
     def _gang(self, run: Run, keys: RunKeys | None, now: float) -> Gang:
-        ledger = self._state(run.instance).ledger
+        ledger = self._states.of(run.instance).ledger
         records = {} if keys is None else keys.records
         named = {record.pod for record in records.values() if record.ended is None}
         return Gang(
@@ -234,7 +227,7 @@ class KubernetesRuntime:
 
     async def _keys_of(self, run: Run) -> RunKeys | None:
         """The keyspace of the run, if it has one; that of another address is not its own any more."""
-        endpoint, state = self._cluster.endpoint(run), self._state(run.instance)
+        endpoint, state = self._cluster.endpoint(run), self._states.of(run.instance)
         known = state.keys
         if known is not None and known.endpoint != endpoint:
             state.keys = None
@@ -246,7 +239,7 @@ class KubernetesRuntime:
     def _never_launched(self, run: Run) -> list[SeenRank]:
         return [
             SeenRank(rank=rank, attempt=attempt, sight=Sight.ENDED, ended=ended)
-            for (rank, attempt), ended in self._state(run.instance).buried.items()
+            for (rank, attempt), ended in self._states.of(run.instance).buried.items()
         ]
 
     def _look_again_at(self, run: Run, moment: float | None, now: float) -> None:
@@ -255,14 +248,14 @@ class KubernetesRuntime:
         if moment is not None and moment > now:
             loop = asyncio.get_running_loop()
             alarm = loop.call_later(moment - now + 0.05, self._changed, run.instance)
-        self._state(run.instance).set_alarm(alarm)
+        self._states.of(run.instance).set_alarm(alarm)
 
     # ----------------------------------------------------------------------------------------------- launch and stop
 
     async def launch(self, run: Run, launches: Sequence[Launch]) -> None:
         """Have the keyspace order these. Pods for them are made by the look that follows."""
         self._check()
-        state = self._state(run.instance)
+        state = self._states.of(run.instance)
         wanted = [launch for launch in launches if (launch.rank, launch.attempt) not in state.buried]
         if not wanted or (state.ledger.terminating and self._cluster.endpoint(run) is None):
             return
@@ -304,13 +297,13 @@ class KubernetesRuntime:
         """Whether there is a pod, or will be one, that can take up what is to be stopped."""
         ranks = {stop.rank for stop in stops}
         living = {pod.rank for pod in self._cluster.pods(run.instance) if not pod.over}
-        return bool(ranks & (living | self._state(run.instance).creating))
+        return bool(ranks & (living | self._states.of(run.instance).creating))
 
     def _bury(self, run: Run, stops: Sequence[Stop]) -> None:
         """Nothing runs these attempts, and nothing ever will."""
         for stop in stops:
             never = Ended(exit_code=None, reason=NOT_STARTED, finished_at=time.time(), stopped=True)
-            self._state(run.instance).buried[stop.rank, stop.attempt] = never
+            self._states.of(run.instance).buried[stop.rank, stop.attempt] = never
         self._changed(run.instance)
 
     def _stop_order(self, run: Run, stop: Stop) -> Order:
@@ -323,7 +316,7 @@ class KubernetesRuntime:
     async def announce(self, run: Run, announcement: Announcement) -> None:
         """What cannot be said yet, since the rendezvous has only begun to start, is missed by the next look."""
         self._check()
-        if self._cluster.endpoint(run) is None and not self._state(run.instance).ledger.terminating:
+        if self._cluster.endpoint(run) is None and not self._states.of(run.instance).ledger.terminating:
             await self._cluster.make_rendezvous(run)
         keys = await self._keys_of(run)
         if keys is None or not keys.known:
@@ -333,12 +326,14 @@ class KubernetesRuntime:
     async def end_rendezvous(self, run: Run) -> None:
         """Have the containers end, keep what they gave, end the pods, and take the rendezvous down last of all."""
         self._check()
-        state = self._state(run.instance)
+        state = self._states.of(run.instance)
         keys = await self._keys_of(run)
-        if keys is not None and self._keyspace(keys) is Keyspace.SILENT and not state.ledger.terminating:
+        keeps = run.spec.wanted is not Wanted.DELETE and not state.ledger.terminating
+        if keys is not None and keeps and self._keyspace(keys) is Keyspace.SILENT:
             raise RuntimeUnavailable(f"the rendezvous of {run.instance} does not answer, and has what is to be kept")
-        if keys is not None and keys.silent_for == 0.0 and not state.ledger.terminating:
-            await self._keeping.keep(run, await keys.results(), await self._told(run, keys))
+        if keys is not None and self._keyspace(keys) is Keyspace.ANSWERS:
+            if keeps:
+                await self._keeping.keep(run, await keys.results(), await self._reader.told(run, keys))
             living = {pod.rank for pod in self._cluster.pods(run.instance) if not pod.over}
             await keys.dismiss(sorted(living))
             await self._until_gone(run)
@@ -355,41 +350,26 @@ class KubernetesRuntime:
     async def _make_no_more(self, run: Run, state: RunState) -> None:
         """Have no pod made after this; those on their way are waited for, since nobody would end them."""
         state.closed = True
-        if not await self._comes_about(run, lambda: not state.creating, MADE_WITHIN_S):
+        if not await self._states.comes_about(run.instance, lambda: not state.creating, MADE_WITHIN_S):
             raise RuntimeUnavailable(f"pods of {run.instance} are still being made")
 
     async def _until_gone(self, run: Run) -> None:
         def are_gone() -> bool:
             return not any(pod.deletable for pod in self._cluster.pods(run.instance))
 
-        if not await self._comes_about(run, are_gone, LEAVE_WITHIN_S):
+        if not await self._states.comes_about(run.instance, are_gone, LEAVE_WITHIN_S):
             log.warning("%s: not all containers ended by themselves", run.instance)
-
-    async def _comes_about(self, run: Run, condition: Callable[[], bool], within: float) -> bool:
-        """Whether it does, with what changes of the run in that time."""
-        changed = self._listen(run.instance)
-        try:
-            async with asyncio.timeout(within):
-                while not condition():
-                    await changed.wait()
-                    changed.clear()
-        except TimeoutError:
-            return False
-        finally:
-            self._unlisten(run.instance, changed)
-        return True
 
     async def remove(self, run: Run) -> None:
         self._check()
-        state = self._state(run.instance)
+        state = self._states.of(run.instance)
         await self._make_no_more(run, state)
         if state.keys is not None:
             keys, state.keys = state.keys, None
             await keys.close()
         await self._cluster.remove(run)
         await self._actions.release_all(run)
-        state.set_alarm(None)
-        self._runs.pop(run.instance, None)
+        self._states.forget(run.instance)
         self._keeping.forget(run.instance)
         if self._wakes is not None:
             self._wakes.forget(run.instance)
@@ -413,99 +393,25 @@ class KubernetesRuntime:
                 yield chunk
 
     async def follow(self, run: Run, rank: int, cursor: str | None) -> AsyncGenerator[LogChunk, None]:
-        changed = self._listen(run.instance)
-        try:
+        async with self._states.listening(run.instance) as changed:
             follower = logs.Follower(self._api, run.namespace, rank, lambda: self._pods_of_rank(run, rank), changed)
             async with aclosing(follower.follow(cursor)) as chunks:
                 async for chunk in chunks:
                     yield chunk
-        finally:
-            self._unlisten(run.instance, changed)
-
-    def _listen(self, instance: str) -> asyncio.Event:
-        changed = asyncio.Event()
-        self._state(instance).readers.add(changed)
-        return changed
-
-    def _unlisten(self, instance: str, changed: asyncio.Event) -> None:
-        state = self._runs.get(instance)
-        if state is not None:
-            state.readers.discard(changed)
-            self._forget_idle(instance, state)
-
-    def _forget_idle(self, instance: str, state: RunState) -> None:
-        """A run that was only read, and is read no more, leaves nothing here."""
-        if state.marks is None and not state.readers and state.keys is None and state.alarm is None:
-            self._runs.pop(instance, None)
 
     # ------------------------------------------------------------------------------------------- reports and results
 
-    async def _keys_to_read(self, run: Run) -> RunKeys | None:
-        """The keyspace, for who only reads: it is let go of after a while, unless the run is driven from here."""
-        keys = await self._keys_of(run)
-        if keys is None:
-            return None
-        state, loop = self._state(run.instance), asyncio.get_running_loop()
-        if state.alarm is None and state.marks is None:
-            state.set_alarm(loop.call_later(READ_FOR_S, self._stop_reading, run.instance))
-        return keys if await self._comes_about(run, lambda: keys.known, READ_WITHIN_S) else None
-
-    def _stop_reading(self, instance: str) -> None:
-        state = self._runs.get(instance)
-        if state is None or state.marks is not None:
-            return
-        keys, state.keys, state.alarm = state.keys, None, None
-        self._forget_idle(instance, state)
-        if keys is not None:
-            self._spawn(instance, keys.close())
-
     async def reports(self, run: Run) -> dict[int, Report]:
-        keys = await self._keys_to_read(run)
-        return (await self._kept(run)).reports() if keys is None else parse_reports(keys.reports())
+        return await self._reader.reports(run)
 
     async def series(self, run: Run, query: SeriesQuery) -> list[Series]:
-        endpoint = self._cluster.endpoint(run)
-        if endpoint is not None:
-            try:
-                texts = await self._series.recent(run, endpoint)
-                return await asyncio.to_thread(lambda: series_of(parse_series(texts), query))
-            except NoAnswer as error:
-                kept = await self._kept(run)  # it may be just ending
-                if not kept.data:
-                    raise RuntimeUnavailable(f"the rendezvous of {run.instance} does not answer: {error}") from error
-        else:
-            kept = await self._kept(run)
-        return await asyncio.to_thread(lambda: series_of(kept.series().items(), query))
-
-    async def _kept(self, run: Run) -> Kept:
-        return await self._keeping.kept(run, for_good=self._cluster.endpoint(run) is None)
-
-    async def _told(self, run: Run, keys: RunKeys) -> Telling:
-        """What is to be kept of it. Series that cannot be read from a keyspace that answers are no reason to stay."""
-        try:
-            texts = await self._series.read(run, keys.endpoint)
-        except NoAnswer as error:
-            if keys.silent_for > 0.0:
-                raise RuntimeUnavailable(f"the rendezvous of {run.instance} does not answer: {error}") from error
-            log.warning("%s: the series of its ranks cannot be read, and are not kept: %s", run.instance, error)
-            texts = {}
-        return Telling(keys.reports(), await asyncio.to_thread(series_to_keep, texts))
+        return await self._reader.series(run, query)
 
     async def next_report(self, run: Run, after: float) -> None:
-        changed = self._listen(run.instance)
-        try:
-            while not any(report.at > after for report in (await self.reports(run)).values()):
-                await changed.wait()
-                changed.clear()
-        finally:
-            self._unlisten(run.instance, changed)
+        await self._reader.next_report(run, after)
 
     async def results(self, run: Run) -> dict[int, bytes]:
-        keys = await self._keys_to_read(run)
-        if keys is not None:
-            with contextlib.suppress(RuntimeUnavailable):  # it may end just now
-                return await keys.results()
-        return (await self._kept(run)).results(run.instance)
+        return await self._reader.results(run)
 
     # -------------------------------------------------------------------------------------------------------- bench
 

@@ -79,7 +79,8 @@ class Scheduler:
             if self._waiting:
                 self._soon()
         elif not node and not over and not is_deleting(pod):
-            if uid not in self._waiting:
+            before = self._waiting.get(uid)
+            if before is None or before["spec"].get("schedulingGates") != pod["spec"].get("schedulingGates"):
                 self._soon()
             self._waiting[uid] = pod
 

@@ -244,11 +244,15 @@ def _pod_change(old: Json, new: Json) -> Iterator[Cause]:
         spec = {
             key: value
             for key, value in pod["spec"].items()
-            if key not in ("activeDeadlineSeconds", "tolerations", "terminationGracePeriodSeconds")
+            if key not in ("activeDeadlineSeconds", "tolerations", "terminationGracePeriodSeconds", "schedulingGates")
         }
         lists = ("containers", "initContainers")
         return spec | {k: [{**c, "image": ""} for c in spec.get(k) or []] for k in lists}
 
+    gates = [[gate["name"] for gate in pod["spec"].get("schedulingGates") or ()] for pod in (old, new)]
+    if not set(gates[1]) <= set(gates[0]):
+        why = "Forbidden: only deletion is allowed, but found new scheduling gates"
+        yield Cause("spec.schedulingGates", "FieldValueForbidden", why)
     if fixed(old) != fixed(new):
         allowed = "`spec.containers[*].image`, `spec.activeDeadlineSeconds` or additions to `spec.tolerations`"
         yield Cause("spec", "FieldValueForbidden", f"Forbidden: pod updates may not change fields other than {allowed}")
