@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import basilica
 from basilica.strays import with_environment
 from tests.support.server import ended, phase_is, run_request, serving, wait_for
 
@@ -41,10 +42,15 @@ def test_a_damaged_run_is_listed_named_and_deleted_and_the_others_go_on(state: P
         assert rows["spoilt"]["state"] == "Damaged"
         assert "delete the run" in rows["spoilt"]["message"]
         for name in ("spoilt", instance):
-            answer = client.get(f"/deployments/{name}")
+            found = client.get(f"/deployments/{name}").raise_for_status().json()
+            assert (found["instanceName"], found["phase"], found["state"]) == (instance, "damaged", "Damaged")
+            assert "delete the run" in found["message"]
+            answer = client.get(f"/deployments/{name}/why")
             assert (answer.status_code, answer.json()["error"]["code"]) == (409, "DeploymentDamaged")
             assert answer.json()["error"]["retryable"] is False
             assert instance in answer.json()["error"]["message"]
+        with basilica.BasilicaClient(server.url, server.key) as sdk, pytest.raises(basilica.Conflict, match="delete"):
+            sdk.training("spoilt")
         assert "is left alone" in server.stderr
         assert server.stderr.count("is left alone") == 1
         assert client.post("/deployments/after/cancel").status_code == 200

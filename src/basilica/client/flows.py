@@ -26,6 +26,7 @@ from basilica.core import waits
 from basilica.core.errors import (
     BadResult,
     BelowMinimumWorld,
+    Conflict,
     DeploymentNotFound,
     NetworkError,
     RateLimitError,
@@ -45,6 +46,7 @@ READ_TRIES = 3  # how often a read is asked for in a row that meets an internal 
 FIRST_POLL = 0.5  # against a server that cannot be watched
 LONGEST_POLL = 5.0
 NEVER = float("inf")
+DAMAGED = "damaged"  # the phase of a run whose stored record the server cannot read
 Check = Callable[[waits.Snapshot], None]
 
 
@@ -117,7 +119,10 @@ def _internal(error: Exception) -> bool:
 
 def fetch(run: Remembered, patience: float | None = None) -> Flow[RunView]:
     answer = yield from ask(Call(method="GET", path=run.path), name=run.name, patience=patience)
-    return run.take(answer.parsed(parse_run))
+    view = answer.parsed(parse_run)
+    if view.phase == DAMAGED:  # nobody can tell what it waits for, or how it ended
+        raise Conflict(view.message)
+    return run.take(view)
 
 
 def list_runs() -> Flow[list[RunView]]:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from basilica import __version__
 from basilica.controller.step import run_of
 from basilica.core.deployment import Deployment
-from basilica.core.errors import AuthorizationError, Conflict, DeploymentNotFound, ValidationError
+from basilica.core.errors import AuthorizationError, Conflict, DeploymentDamaged, DeploymentNotFound, ValidationError
 from basilica.core.reports import POINTS_DEFAULT, POINTS_MAX, SeriesQuery
 from basilica.core.spec import check_command
 from basilica.core.why import why, with_troubles
@@ -27,6 +27,7 @@ from basilica.wire import requests as inc
 from basilica.wire import responses as out
 from basilica.wire.base import Outgoing, rfc3339, rfc3339_or_none
 from basilica.wire.render import (
+    render_damaged_deployment,
     render_deployment,
     render_event,
     render_listed,
@@ -82,7 +83,10 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
     @router.get("/deployments/{name}", response_model=out.DeploymentResponse)
     async def get_deployment(request: Request, name: str) -> Response:
         """A run by its instance name, or the newest with that friendly name."""
-        body, _ = await reported(await plane.get(_user(request), name))
+        try:
+            body, _ = await reported(await plane.get(_user(request), name))
+        except DeploymentDamaged as error:
+            return json_answer(render_damaged_deployment(error.run))
         return Response(body, media_type=JSON)
 
     @router.delete("/deployments/{name}", response_model=out.Deleted)

@@ -11,10 +11,10 @@ from basilica.core.events import RecordedEvent
 from basilica.core.phase import Phase, RankPhase
 from basilica.core.reports import Report, Series
 from basilica.core.seen import BenchResult, Stalled
-from basilica.core.spec import DeploymentSpec, Wanted
+from basilica.core.spec import DeploymentSpec, Exec, Wanted
 from basilica.core.status import BenchStatus, DeploymentStatus
 from basilica.core.why import Absence, why
-from basilica.core.world import RankExit, RankStatus
+from basilica.core.world import RankExit, RankStatus, WorldSize
 from basilica.wire import responses as out
 from basilica.wire.base import rfc3339, rfc3339_or_none
 
@@ -318,6 +318,30 @@ def render_summary(deployment: Deployment) -> out.DeploymentSummary:
 def render_listed(run: Deployment | DamagedRun) -> out.DeploymentSummary:
     """A run in the list of all, whether its record can be read or not."""
     return render_damaged(run) if isinstance(run, DamagedRun) else render_summary(run)
+
+
+def render_damaged_deployment(run: DamagedRun) -> out.DeploymentResponse:
+    """A run whose record cannot be read, in the shape of all others: a client that asks for each run in its list must
+    not lose them all for one."""
+    row = render_damaged(run)
+    spec = DeploymentSpec(name=run.name, program=Exec(("unknown",)), world=WorldSize(1, run.target, run.target))
+    status = DeploymentStatus(created_at=run.created_at)
+    distributed = render_distributed(run.instance, spec, status, run.created_at)
+    return out.DeploymentResponse(
+        instance_name=run.instance,
+        friendly_name=run.name,
+        user_id=run.user,
+        namespace=run.namespace,
+        image="",
+        state=row.state,
+        phase=row.phase,
+        message=row.message,
+        replicas=row.replicas,
+        pods=[],
+        created_at=row.created_at,
+        version=run.version,
+        distributed=distributed.model_copy(update={"world_size": row.world_size, "blocked_on": row.message or ""}),
+    )
 
 
 def render_damaged(run: DamagedRun) -> out.DeploymentSummary:
