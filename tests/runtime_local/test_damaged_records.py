@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from basilica.core.seen import Sight
+from basilica.machine.files import UnusableFile
 from basilica.runtimes.local.layout import Key
 from basilica.runtimes.local.records import Exit, append_exit, parse_record, read_record
 from tests.runtime_local.machine import SLEEP, Machine, sh, until_gone
@@ -42,11 +43,10 @@ def test_a_damaged_line_is_named_and_hides_nothing_else(line: bytes) -> None:
     assert parse_record(CLAIM + EXIT).damage == ""
 
 
-def test_what_is_no_file_is_a_damaged_record(tmp_path: Path) -> None:
+def test_what_is_no_file_is_no_record(tmp_path: Path) -> None:
     (tmp_path / "1.record").mkdir()
-    record = read_record(str(tmp_path / "1.record"))
-    assert record is not None
-    assert "directory" in record.damage
+    with pytest.raises(UnusableFile, match="is a directory"):
+        read_record(str(tmp_path / "1.record"))
 
 
 def test_an_exit_is_appended_on_a_line_of_its_own(tmp_path: Path) -> None:
@@ -89,12 +89,14 @@ async def test_an_ended_attempt_with_a_damaged_record_is_judged_unknown(
     async with machine.control_plane():
         await machine.outcome(run)
     damage(Path(machine.layout.record(Key(run.instance, 0, 1))))
-    for _ in range(2):  # and the next control plane comes to the same conclusion
+    for number in range(2):  # and the next control plane comes to the same conclusion
         async with machine.control_plane() as runtime:
             ended = await machine.until_ended(run)
             assert (ended.exit_code, ended.reason) == (None, "Unknown")
-            if damage is not zeros:  # which is a line without its end
-                warnings = dict((await runtime.observe(run)).warnings)
+            warnings = dict((await runtime.observe(run)).warnings)
+            if damage is directory:  # the first one has put a record in its place
+                assert number or "the record of rank 0 cannot be read" in warnings["UnusableFile"]
+            elif damage is not zeros:  # which is a line without its end
                 assert "rank 0, attempt 1" in warnings["RecordDamaged"]
     async with machine.control_plane() as runtime:
         await runtime.remove(run)
