@@ -50,7 +50,11 @@ def test_nothing_is_said_of_a_gate_that_opens(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "limit", "said"),
     [
-        ({f"/basilica/mesh-degraded/{NODE}": ""}, "60", "basilica: not all hosts reach each other: the rank starts, "),
+        (
+            {f"/basilica/mesh-degraded/{NODE}": ""},
+            "60",
+            "basilica: not all hosts reach each other: the rank starts all the same",
+        ),
         ({}, "0.2", "basilica: within "),
     ],
 )

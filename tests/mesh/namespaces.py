@@ -7,6 +7,7 @@ with it. The process that makes it is the machine of the control plane; every ho
 import itertools
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 
 from basilica.runtimes.local.hosts import Host
 
@@ -20,6 +21,7 @@ def ip(*arguments: str) -> None:
 class Network:
     def __init__(self, names: Sequence[str]) -> None:
         """Every host reaches every other, and the control plane."""
+        Path("/run/netns").mkdir(exist_ok=True)  # a machine without network namespaces has none yet
         subprocess.run(["mount", "-t", "tmpfs", "none", "/run/netns"], check=True)
         ip("link", "set", "lo", "up")
         ip("address", "add", f"{CONTROL}/32", "dev", "lo")

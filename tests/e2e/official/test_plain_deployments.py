@@ -38,4 +38,4 @@ def test_a_restart_gives_every_rank_a_fresh_start(seen: Any) -> None:
     assert seen["running"] == [[0, "Running", 0], [1, "Running", 0]]
     assert [(e["rank"], e["exit_code"], e["restart_count"]) for e in seen["exits"]] == [(0, 0, 0), (1, 0, 0)]
     assert seen["ended"]["raised"] == "RuntimeError"
-    assert seen["ended"]["text"] == "Conflict: the run has ended (succeeded)"
+    assert seen["ended"]["text"] == "Conflict: run 'restarted' has ended (succeeded)"

@@ -56,7 +56,7 @@ def test_an_ended_run_cannot_be_scaled(seen: Any, version: str) -> None:
     """0.36.8 knows it before it asks; 0.29.0 hears it from the server."""
     by_client, by_server = seen["by_client"], seen["by_server"]
     assert by_server["raised"] == "RuntimeError"
-    assert by_server["text"] == "Conflict: the run has ended (succeeded); it cannot be scaled to 3"
+    assert by_server["text"] == "Conflict: run 'ended' has ended (succeeded); it cannot be scaled to 3"
     if version == "0.29.0":
         assert by_client == by_server
     else:

@@ -44,9 +44,6 @@ class Admission:
             key=None if idempotency_key is None else hashlib.sha256(idempotency_key.encode()).hexdigest(),
             secret=writing.secret_name(deployment.instance) if deployment.spec.secrets else None,
         )
-        if deployment.spec.world.max > RANKS_MAX:
-            problem = f"the status of so many ranks does not fit into a Kubernetes object: {RANKS_MAX} at most"
-            raise ValidationError("distributed.worldSize.max", deployment.spec.world.max, problem)
         if len(new.spec_text) > codec.SPEC_BYTES:
             problem = f"does not fit into a Kubernetes object: {codec.SPEC_BYTES >> 10} KiB at most"
             raise ValidationError("spec", f"{len(new.spec_text)} bytes", problem)
@@ -59,6 +56,7 @@ class Admission:
                 return None
             await self._check_name(deployment)
             self._check_limits(namespace, limits, new_deployments=1, new_ranks=deployment.spec.world.target)
+            _check_ranks(deployment.spec.world.max)
             await self._check_instance(namespace, deployment.instance)
             return Work(deployment.instance, 1)
 
@@ -175,6 +173,13 @@ class Admission:
 def _digest(spec: DeploymentSpec) -> str:
     """Of a request, to tell it from another. Without the values of secrets: others may read it."""
     return spec_digest(replace(spec, secrets=dict.fromkeys(spec.secrets, "")))
+
+
+def _check_ranks(most: int) -> None:
+    """After the user's own limits: whoever may have fewer is told of those."""
+    if most > RANKS_MAX:
+        problem = f"the status of so many ranks does not fit into a Kubernetes object: {RANKS_MAX} at most"
+        raise ValidationError("distributed.worldSize.max", most, problem)
 
 
 @contextlib.contextmanager
