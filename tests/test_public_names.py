@@ -95,8 +95,8 @@ COMMANDS = [
 
 
 EXPORTS = """
-AuthenticationError AuthorizationError BasilicaClient BasilicaError BelowMinimumWorld BenchPoint BenchResult BenchStatus
-Conflict Culprit DeployOptions DeploymentNotFound DistributedError DistributedTraining Event NameInUse
+AuthenticationError AuthorizationError BadResult BasilicaClient BasilicaError BelowMinimumWorld BenchPoint BenchResult
+BenchStatus Conflict Culprit DeployOptions DeploymentNotFound DistributedError DistributedTraining Event NameInUse
 NetworkError ProviderFilter QuotaExceeded RankExit RankReport RankStatus RateLimitError RendezvousUnavailable RunView
 Series SeriesPoint ServerError Stalled UDTerminalState ValidationError WorldClosed WorldSize WorldSizeOutOfBounds
 WorldStatus __version__ distributed mesh_status mesh_wait mesh_wait_async report shutdown

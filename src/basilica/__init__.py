@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from basilica.core.errors import (
         AuthenticationError,
         AuthorizationError,
+        BadResult,
         BasilicaError,
         BelowMinimumWorld,
         Conflict,
@@ -83,6 +84,7 @@ _HOMES = {
     "basilica.core.errors": (
         "AuthenticationError",
         "AuthorizationError",
+        "BadResult",
         "BasilicaError",
         "BelowMinimumWorld",
         "Conflict",
@@ -110,6 +112,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "AuthenticationError",
     "AuthorizationError",
+    "BadResult",
     "BasilicaClient",
     "BasilicaError",
     "BelowMinimumWorld",

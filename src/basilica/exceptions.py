@@ -4,6 +4,7 @@ tree."""
 from basilica.core.errors import (
     AuthenticationError,
     AuthorizationError,
+    BadResult,
     BasilicaError,
     BelowMinimumWorld,
     Conflict,
@@ -24,6 +25,7 @@ from basilica.core.errors import (
 __all__ = [
     "AuthenticationError",
     "AuthorizationError",
+    "BadResult",
     "BasilicaError",
     "BelowMinimumWorld",
     "Conflict",
