@@ -3,8 +3,9 @@
 import errno
 import logging
 import os
+import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -426,24 +427,29 @@ def test_a_disk_that_fails_at_any_call_gives_an_error_or_the_right_mean(
     assert hits >= 3
 
 
-def test_a_directory_that_may_not_be_written_any_more_stops_no_round(tmp_path: Path) -> None:
+@pytest.fixture
+def open_directory() -> Iterator[Path]:
+    """One that every user reaches, unlike those that pytest makes."""
+    with tempfile.TemporaryDirectory(prefix="basilica-rounds-") as directory:
+        os.chmod(directory, 0o777)
+        yield Path(directory)
+
+
+def test_a_directory_that_may_not_be_written_any_more_stops_no_round(open_directory: Path) -> None:
     """The real thing: another user than the one who owns the old rounds. Root may do all, so it becomes somebody."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to become another user")
-    os.chmod(tmp_path, 0o777)
-    for parent in tmp_path.parents[:2]:
-        os.chmod(parent, 0o755)
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
             os.setuid(65534)
-            store = FileStore(str(tmp_path / "bucket"))
+            store = FileStore(str(open_directory / "bucket"))
             allreduce = ObjectStoreAllReduce("memory://", 0, 1, store=store, timeout=TIMEOUT, retain=0)
             means = []
             for round in range(ROUNDS):
                 means.append(float(allreduce.allreduce([numbers(0, round)])[0][0]))
-                os.chmod(tmp_path / f"bucket/run/rounds/default/{round:08d}", 0o555)
+                os.chmod(open_directory / f"bucket/run/rounds/default/{round:08d}", 0o555)
             told = [str(trouble) for trouble in allreduce.troubles.current]
             right = means == [10.0 * round for round in range(ROUNDS)]
             code = 0 if right and "PermissionError" in told[0] else 2

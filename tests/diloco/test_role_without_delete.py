@@ -5,6 +5,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -48,15 +49,15 @@ def role() -> Iterator[dict[str, Any]]:
         url = server.stdout.readline().decode().strip()
         assert url, "the server did not start"
         root = {"aws_access_key_id": "root", "aws_secret_access_key": "root", "region_name": "us-east-1"}
-        boto3.client("s3", endpoint_url=url, **root).create_bucket(Bucket="bucket")
-        users = boto3.client("iam", endpoint_url=url, **root)
-        users.create_user(UserName="trainer")
-        users.put_user_policy(UserName="trainer", PolicyName="no-delete", PolicyDocument=json.dumps(POLICY))
-        key = users.create_access_key(UserName="trainer")["AccessKey"]
+        with closing(boto3.client("s3", endpoint_url=url, **root)) as buckets:
+            buckets.create_bucket(Bucket="bucket")
+        with closing(boto3.client("iam", endpoint_url=url, **root)) as users:
+            users.create_user(UserName="trainer")
+            users.put_user_policy(UserName="trainer", PolicyName="no-delete", PolicyDocument=json.dumps(POLICY))
+            key = users.create_access_key(UserName="trainer")["AccessKey"]
         plain = {"Content-Type": "text/plain"}
-        urllib.request.urlopen(
-            urllib.request.Request(f"{url}/moto-api/reset-auth", b"0", plain)
-        )  # from now on it counts
+        with urllib.request.urlopen(urllib.request.Request(f"{url}/moto-api/reset-auth", b"0", plain)):
+            pass  # from now on it counts
         yield {
             **s3_options(url),
             "access_key_id": key["AccessKeyId"],

@@ -22,6 +22,7 @@ MOMENTS = frozenset(
         "missing_since",
         "restart_at",
         "seen_at",
+        "silent_since",
         "since",
         "started_at",
         "terminal_at",
