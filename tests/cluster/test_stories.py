@@ -14,6 +14,7 @@ from tests.cluster.installed import CONTROL, Installed, kubectl, operators_kille
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 SMALL: dict[str, Any] = {"cpu": "50m", "memory": "128Mi", "gpu_count": 0}
+MANAGED = "app.kubernetes.io/managed-by=basilica"  # the operator has no rights in namespaces without this label
 STAY = ["python3", "-u", "-c", "import os, time; print('rank', os.environ['RANK'], 'up'); time.sleep(600)"]
 HOG = """
 import os, time
@@ -72,7 +73,7 @@ def test_a_run_comes_up_grows_shrinks_and_is_cancelled(here: Installed) -> None:
 
 def test_a_run_that_is_made_by_hand_and_deleted_by_hand(here: Installed) -> None:
     kubectl("create", "namespace", here.namespace, check=False)
-    kubectl("label", "namespace", here.namespace, "app.kubernetes.io/managed-by=basilica", "--overwrite")
+    kubectl("label", "namespace", here.namespace, MANAGED, "--overwrite")
     here.apply("by-hand", image=here.plain_image, command=STAY, world={"min": 2, "target": 2, "max": 4})
     here.until_phase("by-hand", "ready")
     kubectl("--namespace", here.namespace, "scale", "ud", "by-hand", "--replicas", "3")
@@ -114,6 +115,7 @@ def test_a_rank_that_fails_three_times(here: Installed) -> None:
 
 def test_an_edit_of_a_run_that_has_ended_is_ignored_and_told(here: Installed) -> None:
     kubectl("create", "namespace", here.namespace, check=False)
+    kubectl("label", "namespace", here.namespace, MANAGED, "--overwrite")
     here.apply("over", command=["true"], world={"min": 1, "target": 1, "max": 4})
     here.until_phase("over", "succeeded")
     patch = json.dumps({"spec": {"distributed": {"worldSize": {"target": 3}}}})
@@ -199,6 +201,7 @@ def test_a_rank_that_is_disrupted_again_and_again_comes_back_within_seconds(here
 def test_a_namespace_goes_with_the_live_run_in_it(here: Installed) -> None:
     namespace = f"{here.namespace}-goes"
     kubectl("create", "namespace", namespace)
+    kubectl("label", "namespace", namespace, MANAGED)
     size = {"min": 2, "target": 2, "max": 2}
     body = {
         "apiVersion": "basilica.dev/v1alpha1",

@@ -2,8 +2,11 @@
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx
 import pytest
 
 from basilica.clocks import WallClock
@@ -16,7 +19,7 @@ from basilica.core.status import DeploymentStatus
 from basilica.core.world import WorldSize
 from basilica.kube.api import ApiError, KubeApi
 from basilica.kube.manifests import manifests
-from basilica.kube.namespaces import in_namespace, make_namespace
+from basilica.kube.namespaces import goes_anyway, in_namespace, make_namespace
 from basilica.kube.roles import API, OPERATOR, bindings
 from basilica.operator.election import Election
 from basilica.operator.operator import Operator
@@ -139,51 +142,102 @@ async def until(store: KubernetesStore, instance: str, done: Any) -> Deployment:
         return found
 
 
+@asynccontextmanager
+async def operating(kube: KubeServer, ours: KubeApi) -> AsyncIterator[None]:
+    """An operator at work, with the rights of its account."""
+    store = KubernetesStore(ours)
+    await store.open()
+    operator = Operator(
+        store,
+        lambda: KubernetesRuntime(KubeApi(kube.url, token=OPERATOR), SETTINGS),
+        WallClock(),
+        Election(ours, namespace=HOME, identity="one", duration=30.0),
+        refusals=Refusals(store),
+        beside=(NamespaceRights(ours, HOME).keep,),
+    )
+    stop = asyncio.Event()
+    working = asyncio.create_task(operator.run(stop))
+    try:
+        yield
+    finally:
+        stop.set()
+        await asyncio.wait_for(working, PATIENCE_S)
+        await store.close()
+
+
+async def until_gone(kube: KubeServer, kind: str, name: str, namespace: str = "") -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while kube.get(kind, name, namespace) is not None:
+            await asyncio.sleep(0.05)
+
+
 def test_a_whole_life_of_a_run_needs_no_more_than_the_manifests_give() -> None:
     async def story(kube: KubeServer) -> None:
         async with KubeApi(kube.url, token=OPERATOR) as ours, KubeApi(kube.url, token=API) as theirs:
-            operators, apis = KubernetesStore(ours), KubernetesStore(theirs)
-            await operators.open()
+            apis = KubernetesStore(theirs)
             await apis.open()
-            operator = Operator(
-                operators,
-                lambda: KubernetesRuntime(KubeApi(kube.url, token=OPERATOR), SETTINGS),
-                WallClock(),
-                Election(ours, namespace=HOME, identity="one", duration=30.0),
-                refusals=Refusals(operators),
-                beside=(NamespaceRights(ours, HOME).keep,),
-            )
-            stop = asyncio.Event()
-            working = asyncio.create_task(operator.run(stop))
             reading = KubernetesRuntime(KubeApi(kube.url, token=API), SETTINGS)
             await reading.start(lambda _: None)
             try:
-                assert not await reading.has_archive("ann", "ab" * 32)
-                assert await apis.usage("ann") == []
-                made = await apis.create(a_run("echo up; exec sleep 1000"), [Event("Created", "it was created")])
-                up = await until(apis, made.instance, lambda d: d.status.ready == 2)
-                assert "up" in (await reading.tail(run_of(up), 0, None)).lines
-                said = [chunk async for chunk in reading.execute(run_of(up), 0, ["true"])]
-                assert Exited(0) in said
-                await apis.change_spec(made.instance, lambda d: d.spec.ended_by(Wanted.CANCEL))
-                await until(apis, made.instance, lambda d: d.status.settled)
-                await apis.change_spec(made.instance, lambda d: d.spec.ended_by(Wanted.DELETE))
-                async with asyncio.timeout(PATIENCE_S):
-                    while kube.get("userdeployments", made.instance, "u-ann") is not None:
-                        await asyncio.sleep(0.05)
-                for api in (ours, theirs):
-                    with pytest.raises(ApiError, match="cannot get resource"):
-                        await api.get("/api/v1/namespaces/kube-system/secrets/any")
-                with pytest.raises(ApiError, match="cannot patch resource"):
-                    await theirs.apply(*next(iter(bindings("kube-system", HOME).items())))
+                async with operating(kube, ours):
+                    assert not await reading.has_archive("ann", "ab" * 32)
+                    assert await apis.usage("ann") == []
+                    made = await apis.create(a_run("echo up; exec sleep 1000"), [Event("Created", "it was created")])
+                    up = await until(apis, made.instance, lambda d: d.status.ready == 2)
+                    assert "up" in (await reading.tail(run_of(up), 0, None)).lines
+                    said = [chunk async for chunk in reading.execute(run_of(up), 0, ["true"])]
+                    assert Exited(0) in said
+                    await apis.change_spec(made.instance, lambda d: d.spec.ended_by(Wanted.CANCEL))
+                    await until(apis, made.instance, lambda d: d.status.settled)
+                    await apis.change_spec(made.instance, lambda d: d.spec.ended_by(Wanted.DELETE))
+                    await until_gone(kube, "userdeployments", made.instance, "u-ann")
+                    for api in (ours, theirs):
+                        with pytest.raises(ApiError, match="cannot get resource"):
+                            await api.get("/api/v1/namespaces/kube-system/secrets/any")
+                    with pytest.raises(ApiError, match="cannot patch resource"):
+                        await theirs.apply(*next(iter(bindings("kube-system", HOME).items())))
             finally:
                 await reading.close()
-                stop.set()
-                await asyncio.wait_for(working, PATIENCE_S)
                 await apis.close()
-                await operators.close()
 
     with KubeServer(users=USERS) as kube:
+        installed(kube)
+        asyncio.run(story(kube))
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_namespace_that_takes_our_rights_along_goes_with_its_run(ended: bool) -> None:
+    """Kubernetes deletes the bindings in it as it deletes the run, which is let go of without them."""
+
+    async def story(kube: KubeServer) -> None:
+        async with KubeApi(kube.url, token=OPERATOR) as ours, KubeApi(kube.url, token=API) as theirs:
+            apis = KubernetesStore(theirs)
+            await apis.open()
+            try:
+                async with operating(kube, ours):
+                    made = await apis.create(a_run("true" if ended else "exec sleep 1000"), [])
+                    await until(apis, made.instance, lambda d: d.status.settled if ended else d.status.ready == 2)
+                    await asyncio.to_thread(httpx.delete, f"{kube.url}/api/v1/namespaces/u-ann")
+                    await until_gone(kube, "namespaces", "u-ann")
+            finally:
+                await apis.close()
+
+    with KubeServer(users=USERS) as kube:
+        installed(kube)
+        asyncio.run(story(kube))
+
+
+def test_a_run_is_not_taken_for_removed_where_only_rights_are_missing() -> None:
+    async def story(kube: KubeServer) -> None:
+        async with KubeApi(kube.url, token=OPERATOR) as ours:
+            lacking = ApiError(403, "Forbidden", "pods is forbidden: User cannot deletecollection resource")
+            namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "u-ann"}}
+            assert await goes_anyway(ours, "u-ann", lacking)
+            kube.create(namespace, "")
+            assert not await goes_anyway(ours, "u-ann", lacking)
+            assert not await goes_anyway(ours, "u-ann", ApiError(403, "Forbidden", "exceeded quota"))
+
+    with KubeServer(processes=False, users=USERS) as kube:
         installed(kube)
         asyncio.run(story(kube))
 

@@ -18,6 +18,23 @@ def is_terminating(error: ApiError) -> bool:
     return error.status == 403 and "being terminated" in error.message
 
 
+async def goes_anyway(api: KubeApi, namespace: str, error: ApiError) -> bool:
+    """Whether a request was refused because its namespace is being deleted, or is gone.
+
+    Kubernetes deletes our role bindings there together with all else: what we have not removed by then is refused for
+    lack of rights, and is removed by Kubernetes.
+    """
+    if is_terminating(error):
+        return True
+    if not lacks_rights(error):
+        return False
+    try:
+        found, _ = await api.list("/api/v1/namespaces", field_selector=f"metadata.name={namespace}")
+    except ApiError:
+        return False
+    return not found or "deletionTimestamp" in found[0]["metadata"]
+
+
 async def make_namespace(api: KubeApi, namespace: str) -> None:
     """Make it unless it is there. Pods in it are held to what the runtime makes of them."""
     name, _, value = MANAGED.partition("=")

@@ -3,13 +3,15 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
 from enum import Enum
 from typing import Any
 
 from basilica.core.errors import RuntimeUnavailable
 from basilica.kube.api import ApiError, KubeApi
 from basilica.kube.informer import Informer
+from basilica.kube.namespaces import goes_anyway
 from basilica.kube.run import (
     BENCH,
     MANAGED_BY,
@@ -274,9 +276,18 @@ class Cluster:
             self._pod_changed(known)
         return str(pod["metadata"]["uid"])
 
+    @asynccontextmanager
+    async def _removal(self, run: Run, what: str) -> AsyncIterator[None]:
+        """A removal, which is Kubernetes' own where the namespace is being deleted and took our rights along."""
+        try:
+            yield
+        except ApiError as error:
+            if not await goes_anyway(self._api, run.namespace, error):
+                raise RuntimeUnavailable(f"{what}: {error}") from error
+
     async def delete_pod(self, run: Run, pod: PodFacts) -> None:
         """Delete this pod, and no other one of its name."""
-        with refusals(f"cannot delete {pod.name}"):
+        async with self._removal(run, f"cannot delete {pod.name}"):
             try:
                 await self._api.delete(f"{self.objects(run).pods_path}/{pod.name}", uid=pod.uid)
             except ApiError as error:
@@ -288,7 +299,7 @@ class Cluster:
         if all(pod.phase in ("Succeeded", "Failed") or pod.deleting for pod in self.pods(run.instance)):
             return
         objects = self.objects(run)
-        with refusals(f"cannot end the pods of {run.instance}"):
+        async with self._removal(run, f"cannot end the pods of {run.instance}"):
             await self._api.delete_collection(
                 objects.pods_path, label_selector=objects.selector(WORKER), field_selector=NOT_OVER
             )
@@ -311,12 +322,12 @@ class Cluster:
 
     async def end_bench(self, run: Run) -> None:
         objects = self.objects(run)
-        with refusals(f"cannot end the bench probe of {run.instance}"):
+        async with self._removal(run, f"cannot end the bench probe of {run.instance}"):
             await self._api.delete_collection(objects.pods_path, label_selector=objects.selector(BENCH))
 
     async def end_rendezvous(self, run: Run) -> None:
         paths = self.objects(run).paths()
-        with refusals(f"cannot end the rendezvous of {run.instance}"):
+        async with self._removal(run, f"cannot end the rendezvous of {run.instance}"):
             await self._api.delete(paths["rendezvous"])
             await self._api.delete(paths["rendezvous_service"])  # last: while it is there, it is to be ended
 
@@ -329,7 +340,7 @@ class Cluster:
     async def remove(self, run: Run) -> None:
         """Everything of the run, but for finalizers of pods."""
         objects = self.objects(run)
-        with refusals(f"cannot remove what is kept of {run.instance}"):
+        async with self._removal(run, f"cannot remove what is kept of {run.instance}"):
             await self._api.delete_collection(objects.pods_path, label_selector=objects.selector(WORKER, BENCH))
             await asyncio.gather(*(self._api.delete(path) for path in objects.paths().values()))
 

@@ -9,7 +9,7 @@ import json
 import logging
 
 from basilica.kube.api import ApiError, KubeApi
-from basilica.kube.namespaces import is_terminating
+from basilica.kube.namespaces import goes_anyway
 from basilica.kube.userdeployment import Json
 from basilica.ports import UsageRow
 from basilica.stores.kubernetes.calls import MANAGED_BY, core_path, unavailable
@@ -40,7 +40,7 @@ class Ledger:
                 data[min(rows, key=lambda instance: json.loads(rows[instance])[3])] = None
             await self._api.merge_patch(path, {"data": data})
         except ApiError as error:
-            if not is_terminating(error):
+            if not await goes_anyway(self._api, namespace, error):
                 raise unavailable(error) from error
             log.info("%s ends, and what %s used goes with it", namespace, row.instance)
 
