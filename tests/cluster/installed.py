@@ -136,7 +136,10 @@ class Installed:
 
 @contextmanager
 def operators_killed(every: tuple[float, float]) -> Iterator[list[str]]:
-    """Kill operators at random, the one that leads among them, while the block runs; whom is in the list."""
+    """Kill operators at random, the one that leads among them, while the block runs; whom is in the list.
+
+    While nobody leads all are spared: who follows one that could not step down has to live for as long as its lease.
+    """
     killed: list[str] = []
     over = threading.Event()
 
@@ -144,6 +147,10 @@ def operators_killed(every: tuple[float, float]) -> Iterator[list[str]]:
         while not over.wait(random.uniform(*every)):
             select = ("--selector", "app.kubernetes.io/name=basilica-operator")
             names = kubectl("--namespace", CONTROL, "get", "pods", *select, "-o", "name").split()
+            holder = ("get", "lease", "basilica-operator", "-o", "jsonpath={.spec.holderIdentity}")
+            leader = kubectl("--namespace", CONTROL, *holder)
+            if not any(leader.startswith(name.removeprefix("pod/")) for name in names):
+                continue
             victim = random.choice(names)
             kubectl("--namespace", CONTROL, "delete", victim, "--grace-period=0", "--force", check=False)
             killed.append(victim)

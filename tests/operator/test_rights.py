@@ -192,7 +192,7 @@ def test_a_whole_life_of_a_run_needs_no_more_than_the_manifests_give() -> None:
                     await apis.change_spec(made.instance, lambda d: d.spec.ended_by(Wanted.DELETE))
                     await until_gone(kube, "userdeployments", made.instance, "u-ann")
                     for api in (ours, theirs):
-                        with pytest.raises(ApiError, match="cannot get resource"):
+                        with pytest.raises(ApiError, match=r'^secrets "any" is forbidden: User .* cannot get resource'):
                             await api.get("/api/v1/namespaces/kube-system/secrets/any")
                     with pytest.raises(ApiError, match="cannot patch resource"):
                         await theirs.apply(*next(iter(bindings("kube-system", HOME).items())))
@@ -252,7 +252,7 @@ def test_who_has_no_rights_waits_for_the_operator_and_then_says_so(monkeypatch: 
             async def write() -> dict[str, Any]:
                 return await api.create("/api/v1/namespaces/u-ann/configmaps", body)
 
-            with pytest.raises(ApiError, match="cannot create resource"):
+            with pytest.raises(ApiError, match=r"^configmaps is forbidden: User .* cannot create resource"):
                 await in_namespace(api, "u-ann", write)
             assert kube.get("namespaces", "u-ann", "") is not None
             keeping = asyncio.create_task(NamespaceRights(ours, HOME).keep())

@@ -103,8 +103,9 @@ def _covers(rule: Json, action: Action) -> bool:
 def refused(user: str, action: Action) -> ApiError:
     where = f' in the namespace "{action.namespace}"' if action.namespace else " at the cluster scope"
     plural = f"{action.resource}.{action.group}" if action.group else action.resource
+    which = f'{plural} "{action.name}"' if action.name else plural  # as for a list, a create or a deletecollection
     message = (
-        f'{plural} "{action.name}" is forbidden: User "{user}" cannot {action.verb} resource "{action.resource}" '
+        f'{which} is forbidden: User "{user}" cannot {action.verb} resource "{action.resource}" '
         f'in API group "{action.group}"{where}'
     )
     return ApiError(403, "Forbidden", message)
