@@ -1,12 +1,14 @@
 """A copy of a keyspace follows what is behind its address, also when that is another one all at once."""
 
 import asyncio
+import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from basilica.core.fencing import FenceTimes
 from basilica.rendezvous.client import KeysClient
 from basilica.rendezvous.mirror import KeysMirror
 from tests.rendezvous.harness import OurServer
@@ -95,3 +97,31 @@ def test_a_younger_keyspace_takes_the_place_of_an_older_one(two_of_ours: list[Ou
             address.close()
 
     asyncio.run(story())
+
+
+def test_a_keyspace_whose_machine_is_silent_is_noticed_within_three_heartbeats(
+    monkeypatch: pytest.MonkeyPatch, two_of_ours: list[OurServer]
+) -> None:
+    """Nothing ends a wait at a machine that is cut off but the kernel's own questions."""
+    connected: list[socket.socket] = []
+    connect = asyncio.open_connection
+
+    async def watched(host: str, port: int, limit: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        streams = await connect(host, port, limit=limit)
+        connected.append(streams[1].get_extra_info("socket"))
+        return streams
+
+    async def story(endpoint: str) -> None:
+        keys = KeysClient(endpoint)
+        await keys.put("/run/key", "value")
+        [ours] = connected
+        assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        idle, interval, count = (
+            ours.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        )
+        assert idle + interval * count <= 3 * FenceTimes().heartbeat
+        await keys.close()
+
+    monkeypatch.setattr("basilica.rendezvous.client.asyncio.open_connection", watched)
+    asyncio.run(story("{}:{}".format(*two_of_ours[0].address)))

@@ -141,8 +141,11 @@ class KeysClient:
 
 
 def _notice_silence(connection: socket.socket) -> None:
-    """A wait may last for days. The kernel asks whether the other machine is still there; we are not woken for it."""
+    """A wait may last for days. The kernel asks whether the other machine is still there; we are not woken for it.
+
+    A rank that is lost together with its rendezvous is given up so much later as this takes (15 s).
+    """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+    for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 2)):
         if hasattr(socket, option):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
