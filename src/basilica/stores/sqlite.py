@@ -39,7 +39,8 @@ class SqliteStore:
 
     `admit` is asked in the writer's thread before a new run is kept, and raises to refuse it; `release` gives up a
     piece of held back space when the disk is full. `log_bytes_ahead`: how much space the write-ahead log keeps for
-    itself, so that what ends things can be written on a disk that somebody else fills. `damaged` are the runs whose
+    itself (and the file half as much), so that what ends things can be written on a disk that somebody else fills.
+    `damaged` are the runs whose
     record turned out to be unreadable; `lost`, the version that the file should have had and the one it had.
     """
 
@@ -56,6 +57,7 @@ class SqliteStore:
     ) -> None:
         self.path = path
         self._log_space = SpaceAhead(path.with_name(path.name + "-wal"), log_bytes_ahead)
+        self._space = SpaceAhead(path, log_bytes_ahead // 2)  # to which the log is moved when it has no room either
         self.damaged: set[str] = set()
         self.lost: tuple[int, int] | None = None
         self._admit, self._release = admit, release
@@ -104,6 +106,7 @@ class SqliteStore:
     def _keep_mark(self, connection: sqlite3.Connection) -> None:
         self._mark.note(tables.newest_version(connection))
         self._log_space.keep()
+        self._space.keep()
 
     async def close(self) -> None:
         """Finish what is being written, end all iterations and waits, and give the file free."""
@@ -115,6 +118,7 @@ class SqliteStore:
         if self._reader is not None:
             self._reader.close()
             self._reader = None
+        self._space.close()  # after SQLite: to close a descriptor of the file gives up the locks that others have on it
         if self._ownership is not None:
             self._ownership.release()
 

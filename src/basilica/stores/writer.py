@@ -37,7 +37,8 @@ class Writer:
 
     A write that raises is undone by itself and fails alone. When SQLite cannot go on (full disk, I/O error, lock),
     the whole batch is undone and each of its writes fails with `StoreUnavailable`. On a full disk, what is new fails
-    and the rest is tried again as often as `release` finds space for it. `kept` is called after each commit, here.
+    and the rest is tried again as often as `release` finds space for it, and once more with the space of the
+    write-ahead log itself. `kept` is called after each commit, here.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class Writer:
         return batch, False
 
     def _commit(self, batch: Sequence[_Write]) -> None:
-        left = list(batch)
+        left, log_reused = list(batch), False
         while left:
             try:
                 self._connection.execute("BEGIN IMMEDIATE")
@@ -111,13 +112,24 @@ class Writer:
                         self._connection.execute("ROLLBACK")
                 full = disk_is_full(error)
                 problem = (DiskFull if full else StoreUnavailable)(self._explain(error))
-                failed = [write for write in left if write.new] if full and self._release() else left
+                more = full and self._release()
+                if full and not more and not log_reused:
+                    more = log_reused = self._reuse_log()
+                failed = [write for write in left if write.new] if more else left
             for write in failed:
                 write.error = problem
             left = [write for write in left if write not in failed]
         if left:
             with suppress(sqlite3.Error):  # it is committed, whatever becomes of this
                 self._kept(self._connection)
+
+    def _reuse_log(self) -> bool:
+        """Have the write-ahead log begin anew in the space that it has: what is in it goes to where it belongs."""
+        try:
+            busy, logged, moved = self._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
+        except sqlite3.Error:
+            return False
+        return not busy and logged == moved
 
     def _attempt(self, write: _Write) -> None:
         self._connection.execute("SAVEPOINT write")
