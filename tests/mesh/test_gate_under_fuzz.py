@@ -4,6 +4,7 @@ import contextlib
 import io
 import math
 import os
+import re
 import signal
 import socket
 import struct
