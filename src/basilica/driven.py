@@ -25,13 +25,12 @@ import signal
 import socket
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from basilica import beside, mesh
-from basilica.clocks import steady_now
+from basilica.clocks import counted, steady_now
 from basilica.core.commands import expanded
 from basilica.core.fencing import Fence
 from basilica.core.seen import Ended
@@ -251,7 +250,7 @@ class Driven:
     def _reason_to_end(self, attempt: int) -> str:
         if self._is_to_end(attempt):
             return ENDED_BY_PLATFORM if self._ending else CANCELLED
-        return FENCED if self._fence is not None and self._fence.closed(_now()) else ""
+        return FENCED if self._fence is not None and self._fence.closed(counted()) else ""
 
     async def _execute(self, order: Order) -> Ended:
         environment = self._rank_environment(order)
@@ -313,7 +312,7 @@ class Driven:
         kill_at: float | None = None
         cause = ""
         while rank.code is None:
-            now = _now()
+            now = counted()
             reason = self._reason_to_end(attempt)
             if reason and not cause:
                 cause = reason
@@ -437,7 +436,7 @@ class Driven:
         fence = self._fence
         if fence is None:
             return False
-        sent = _now()
+        sent = counted()
         if await keys.heartbeat(
             self._pod or f"rank-{self._rank}", fence.heartbeat, fence.silence(sent), within=fence.heartbeat
         ):
@@ -449,11 +448,11 @@ class Driven:
     def _until_fenced(self) -> float | None:
         """Seconds until the fence closes, unless an answer comes before."""
         end = None if self._fence is None else self._fence.ends_at()
-        now = _now()
+        now = counted()
         return None if end is None or end <= now else end - now + 0.01
 
     def _fenced_line(self) -> str:
-        silence = (self._fence.silence(_now()) if self._fence is not None else None) or 0.0
+        silence = (self._fence.silence(counted()) if self._fence is not None else None) or 0.0
         return (
             f"the run's rendezvous has not answered for {silence:.0f} s: this node may be cut off, and another rank in "
             f"the place of rank {self._rank}; it ends ({FENCED})"
@@ -503,11 +502,6 @@ def _tell_of_the_gate(seconds: float) -> None:
             _log_line(f"the rank starts after {seconds:.0f} s")
         case _:
             pass
-
-
-def _now() -> float:
-    """Seconds of a clock that nobody sets, and that goes on while the machine is suspended."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 def _earlier(known: float | None, moment: float) -> float:

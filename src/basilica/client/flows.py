@@ -23,6 +23,7 @@ from basilica.client.views import (
     parse_summary,
 )
 from basilica.core import waits
+from basilica.core.damage import DAMAGED
 from basilica.core.errors import (
     BadResult,
     BelowMinimumWorld,
@@ -46,7 +47,6 @@ READ_TRIES = 3  # how often a read is asked for in a row that meets an internal 
 FIRST_POLL = 0.5  # against a server that cannot be watched
 LONGEST_POLL = 5.0
 NEVER = float("inf")
-DAMAGED = "damaged"  # the phase of a run whose stored record the server cannot read
 Check = Callable[[waits.Snapshot], None]
 
 

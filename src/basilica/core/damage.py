@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+DAMAGED = "damaged"  # shown as the phase of a run whose record cannot be read; it is none that a run goes through
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DamagedRun:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 
 from basilica.core import metering, policy
-from basilica.core.damage import DamagedRun
+from basilica.core.damage import DAMAGED, DamagedRun
 from basilica.core.deployment import Deployment
 from basilica.core.errors import DeploymentDamaged
 from basilica.core.events import RecordedEvent
@@ -19,7 +19,6 @@ from basilica.wire import responses as out
 from basilica.wire.base import rfc3339, rfc3339_or_none
 
 ETCD_PORT = 2379
-DAMAGED = "damaged"  # no phase of a run: its record cannot be read
 NOTHING: Mapping[int, Report] = {}
 
 _RANK_PHASES = {
