@@ -6,8 +6,8 @@ from pathlib import Path
 
 import uvloop
 
-from basilica.clocks import SteadyClock
-from basilica.places import STATE_FILE
+from basilica.machine.clocks import SteadyClock
+from basilica.machine.places import STATE_FILE
 from basilica.ports import Limits
 from basilica.server.control import Settings
 from basilica.server.serve import Listen, Parts, serve

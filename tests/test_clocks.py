@@ -10,14 +10,14 @@ from types import UnionType
 
 import pytest
 
-from basilica import clock_steps
-from basilica.clock_steps import watching_the_wall_clock
-from basilica.clocks import SteadyClock, counted, keep_clock, open_clock, steady_now
 from basilica.core.deployment import Deployment
 from basilica.core.events import RecordedEvent
 from basilica.core.moments import MOMENTS, shifted
 from basilica.core.status import Condition, DeploymentStatus, Milestone
 from basilica.core.world import RankStatus
+from basilica.machine import clock_steps
+from basilica.machine.clock_steps import watching_the_wall_clock
+from basilica.machine.clocks import SteadyClock, counted, keep_clock, open_clock, steady_now
 from basilica.ports import UsageRow
 
 HOUR, DAY = 3600.0, 86400.0

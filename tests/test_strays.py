@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from basilica.strays import kill, with_environment
+from basilica.machine.strays import kill, with_environment
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 

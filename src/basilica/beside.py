@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from basilica.machine.strays import kill, with_environment
 from basilica.runtimes.local.orphans import MARK
-from basilica.strays import kill, with_environment
 
 RUNS = b"\x06"  # the first byte on standard output: what comes after it is the command's own
 CANNOT_EXECUTE, NOT_FOUND, BAD_USAGE = 126, 127, 2

@@ -30,13 +30,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from basilica import beside, mesh
-from basilica.clocks import counted, steady_now
 from basilica.core.commands import expanded
 from basilica.core.fencing import Fence
 from basilica.core.seen import Ended
 from basilica.delivery import Undeliverable, deliver, without_delivery
 from basilica.entrypoint import CANNOT_EXECUTE, ENDING, FORWARDED, NOT_FOUND, Rank, reap_all
 from basilica.machine import files
+from basilica.machine.clocks import counted, steady_now
+from basilica.machine.layout import Key, Layout
 from basilica.rank_output import Output
 from basilica.reach import Reach, borne_name
 from basilica.rendezvous.client import KeysClient
@@ -53,7 +54,6 @@ from basilica.rendezvous.orders import (
 from basilica.rendezvous.persisting import opened, tries
 from basilica.report_telling import ReportTelling
 from basilica.reporting import FILE_ENV as REPORT_FILE
-from basilica.runtimes.local.layout import Key, Layout
 from basilica.runtimes.local.supervisor import (
     SAFELY,
     SHORTAGES,

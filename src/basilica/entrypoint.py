@@ -25,8 +25,8 @@ from types import FrameType
 from typing import Any
 
 from basilica import mesh
-from basilica.clocks import steady_now
 from basilica.core import policy
+from basilica.machine.clocks import steady_now
 from basilica.rendezvous.names import WORLD
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)

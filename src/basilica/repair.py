@@ -24,12 +24,12 @@ from basilica.core.spec import DeploymentSpec, Exec, Wanted
 from basilica.core.status import DeploymentStatus
 from basilica.core.world import RankExit, RankStatus, WorldSize
 from basilica.machine.high_water import HighWaterMark
+from basilica.machine.layout import Layout
+from basilica.machine.places import STATE_FILE
 from basilica.machine.private_files import write_private
 from basilica.machine.state_dir import LOSSES_FILE, QUARANTINE, read_losses, unsafe
 from basilica.machine.stray_runs import StrayRun, find_stray_runs
-from basilica.places import STATE_FILE
 from basilica.runtimes.local.endings import end_run
-from basilica.runtimes.local.layout import Layout
 from basilica.runtimes.local.ports import Ports, ports_of
 from basilica.runtimes.local.run_files import read_records
 from basilica.server.serve import DEFAULT_USER

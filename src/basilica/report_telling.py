@@ -16,12 +16,12 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from basilica.core.reports import Report
+from basilica.machine.layout import Layout
 from basilica.rendezvous.client import KeysClient
 from basilica.rendezvous.exchange import NoAnswer
 from basilica.rendezvous.names import REPORTS, SERIES
 from basilica.report_points import Point
 from basilica.report_series import RANK_BYTES, Packed, Share, Source, pack, thinned, unpack
-from basilica.runtimes.local.layout import Layout
 from basilica.runtimes.local.report_files import ReportFile, read_points_of, read_reports, report_files
 
 LOOK_EVERY_S = 1.0

@@ -8,13 +8,13 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
-from basilica.clocks import SteadyClock, keep_clock, open_clock
 from basilica.core.damage import Trouble
 from basilica.core.errors import BasilicaError
+from basilica.machine.clocks import SteadyClock, keep_clock, open_clock
+from basilica.machine.inotify import TAKEN_AWAY, FileWatcher
+from basilica.machine.places import STATE_FILE
 from basilica.machine.state_dir import StateDirectory, tighten, unsafe
 from basilica.machine.stray_runs import find_stray_runs, trouble_of, trouble_of_damage, trouble_of_loss
-from basilica.places import STATE_FILE
-from basilica.runtimes.local.inotify import TAKEN_AWAY, FileWatcher
 from basilica.runtimes.local.run_as import User, closed_to, find_user
 from basilica.runtimes.local.runtime import LocalRuntime
 from basilica.server.control import Settings

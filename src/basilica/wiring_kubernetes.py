@@ -10,11 +10,11 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 
-from basilica.clocks import SteadyClock, WallClock
 from basilica.kube.access import ConfigurationError
 from basilica.kube.api import KubeApi
 from basilica.kube.reach import INTERNET, networks
 from basilica.kube.run import Settings as RunSettings
+from basilica.machine.clocks import SteadyClock, WallClock
 from basilica.operator.attendance import Attendance
 from basilica.operator.election import DURATION, Election
 from basilica.operator.health import Health

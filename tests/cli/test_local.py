@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from basilica.client import embedded
-from basilica.places import start_of
+from basilica.machine.places import start_of
 from tests.support.server import Json, cli, phase_is, run_request, wait_for
 
 ENV = {"BASILICA_IDLE_EXIT": "60"}  # should a test forget one

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from basilica.places import start_of
+from basilica.machine.places import start_of
 from basilica.testing.executor_contract import until
 from basilica.testing.kube import KubeServer
 from tests.support.server import Command, cli, cli_afresh

@@ -22,7 +22,7 @@ from basilica.client import embedded
 from basilica.client.drivers import Endpoint
 from basilica.client.embedded import CannotStart, CannotStop
 from basilica.core.errors import AuthenticationError, ValidationError
-from basilica.places import start_of
+from basilica.machine.places import start_of
 from tests.support.server import ended, phase_is, run_request, serving, wait_for
 
 SECONDS = 30.0

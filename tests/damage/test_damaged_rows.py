@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import basilica
-from basilica.strays import with_environment
+from basilica.machine.strays import with_environment
 from tests.support.server import ended, phase_is, run_request, serving, wait_for
 
 

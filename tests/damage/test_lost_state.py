@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from basilica.machine.high_water import HighWaterMark
-from basilica.strays import with_environment
+from basilica.machine.strays import with_environment
 from tests.support.server import Json, Server, cli, ended, phase_is, run_request, serving, wait_for
 
 

@@ -126,7 +126,7 @@ def test_the_rank_that_the_kernel_killed_is_named_and_the_others_are_stopped_for
 
 
 def test_cancelling_leaves_nothing_behind(tmp_path: Path) -> None:
-    from basilica.places import start_of
+    from basilica.machine.places import start_of
 
     with KubeServer() as machines:
         executor = make_executor(machines.url)

@@ -19,10 +19,10 @@ from basilica.core.errors import BasilicaError
 from basilica.executors import LocalProcessExecutor, gather_logs
 from basilica.executors.gang import NEWS, Gang, State
 from basilica.executors.protocol import CANCELLED, FAILED, RUNNING, SUCCEEDED, ReplicaHandle
-from basilica.places import start_of
-from basilica.runtimes.local.layout import Key, Layout
+from basilica.machine.layout import Key, Layout
+from basilica.machine.places import start_of
+from basilica.machine.strays import with_environment
 from basilica.runtimes.local.records import read_record
-from basilica.strays import with_environment
 from basilica.testing.executor_contract import SECONDS, until
 
 ROOT = Path(__file__).parents[2]

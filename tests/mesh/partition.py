@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from basilica.clocks import SteadyClock
 from basilica.controller.loop import Controller
 from basilica.controller.step import run_of
 from basilica.core.deployment import Deployment
@@ -17,6 +16,7 @@ from basilica.core.spec import DeploymentSpec, Exec, Wanted
 from basilica.core.status import DeploymentStatus
 from basilica.core.why import why
 from basilica.core.world import WorldSize
+from basilica.machine.clocks import SteadyClock
 from basilica.runtimes.local.gpus import GpuInventory
 from basilica.runtimes.local.runtime import LocalRuntime
 from basilica.stores.memory import MemoryStore

@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 
 import httpx
 
-from basilica.clocks import SteadyClock
 from basilica.core.deployment import Deployment
 from basilica.core.errors import DeploymentNotFound
 from basilica.kube.api import KubeApi
 from basilica.kube.crd import definition
 from basilica.kube.userdeployment import path_of
+from basilica.machine.clocks import SteadyClock
 from basilica.operator.election import Election
 from basilica.operator.operator import Operator
 from basilica.stores.kubernetes import KubernetesStore, Refusals

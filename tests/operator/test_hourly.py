@@ -2,8 +2,8 @@
 
 import asyncio
 
-from basilica.clocks import SteadyClock
 from basilica.core.errors import RuntimeUnavailable
+from basilica.machine.clocks import SteadyClock
 from basilica.operator.operator import Operator
 from basilica.stores.memory import MemoryStore
 from basilica.testing.fake_runtime import FakeRuntime

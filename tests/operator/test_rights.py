@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 import pytest
 
-from basilica.clocks import WallClock
 from basilica.controller.step import run_of
 from basilica.core.deployment import Deployment
 from basilica.core.events import Event
@@ -21,6 +20,7 @@ from basilica.kube.api import ApiError, KubeApi
 from basilica.kube.manifests import manifests
 from basilica.kube.namespaces import goes_anyway, in_namespace, make_namespace
 from basilica.kube.roles import API, OPERATOR, bindings
+from basilica.machine.clocks import WallClock
 from basilica.operator.election import Election
 from basilica.operator.operator import Operator
 from basilica.operator.rights import NamespaceRights

@@ -15,9 +15,9 @@ from basilica.core.actions import Launch, Stop
 from basilica.core.seen import Ended, SeenRank, Sight
 from basilica.core.spec import DeploymentSpec, Exec, Resources, Shell
 from basilica.core.world import WorldSize
+from basilica.machine.layout import Key, Layout
 from basilica.ports import Run
 from basilica.runtimes.local.gpus import GpuInventory
-from basilica.runtimes.local.layout import Key, Layout
 from basilica.runtimes.local.records import Record, read_record
 from basilica.runtimes.local.runtime import LocalRuntime
 

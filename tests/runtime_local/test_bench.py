@@ -15,11 +15,11 @@ from basilica.core.phase import BenchPhase
 from basilica.core.seen import SeenBench, Sight
 from basilica.core.spec import BenchOnStart
 from basilica.core.world import WorldSize
+from basilica.machine.strays import with_environment
 from basilica.ports import Run
 from basilica.runtimes.local.bench import HOME
 from basilica.runtimes.local.hosts import Host
 from basilica.runtimes.local.records import Record, read_record
-from basilica.strays import with_environment
 from tests.runtime_local.machine import SLEEP, Machine
 
 ROOT = Path(__file__).parents[2]

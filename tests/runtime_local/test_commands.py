@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from basilica.runtimes.local.layout import Layout
+from basilica.machine.layout import Layout
 from basilica.runtimes.local.orphans import MARK
 from tests.support.server import SECONDS, Server, phase_is, run_request, serving, wait_for
 

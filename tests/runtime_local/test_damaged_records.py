@@ -9,7 +9,7 @@ import pytest
 
 from basilica.core.seen import Sight
 from basilica.machine.files import UnusableFile
-from basilica.runtimes.local.layout import Key
+from basilica.machine.layout import Key
 from basilica.runtimes.local.records import Exit, append_exit, parse_record, read_record
 from tests.runtime_local.machine import SLEEP, Machine, sh, until_gone
 from tests.runtime_local.test_records import CLAIM

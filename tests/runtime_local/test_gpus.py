@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from basilica.core.seen import Sight
 from basilica.core.spec import Exec, Gpus, Resources
 from basilica.core.world import WorldSize
+from basilica.machine.layout import Key
 from basilica.ports import Run
 from basilica.runtimes.local.gpus import Gpu, GpuInventory, Waiting, allocate, parse_inventory
-from basilica.runtimes.local.layout import Key
 from tests.runtime_local.machine import Machine, sh
 
 HOLD = Exec(("sleep", "1000"))

@@ -14,9 +14,9 @@ from basilica.core.seen import Ended, Sight
 from basilica.core.world import WorldSize
 from basilica.machine import files
 from basilica.machine.files import UnusableFile
+from basilica.machine.layout import Key
 from basilica.ports import Run
 from basilica.runtimes.local import stopping, supervisor
-from basilica.runtimes.local.layout import Key
 from basilica.runtimes.local.logs import read_tail
 from basilica.runtimes.local.task import StartReply, StartRequest
 from basilica.runtimes.local.wakeups import Told

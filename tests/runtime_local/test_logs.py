@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from basilica.core.errors import ValidationError
+from basilica.machine.layout import Key
 from basilica.ports import LogChunk, Run
-from basilica.runtimes.local.layout import Key
 from basilica.runtimes.local.logs import BLOCK, LINE_MAX, Cursor, Tail, find_tail, read_on, read_tail
 from tests.runtime_local.machine import PATIENCE_S, Machine, python, sh
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from basilica.clocks import SteadyClock
 from basilica.controller.loop import Controller
 from basilica.core.deployment import Deployment
 from basilica.core.mesh import Announcement, Gate
 from basilica.core.spec import DeploymentSpec, Wanted
 from basilica.core.status import DeploymentStatus
 from basilica.core.world import WorldSize
+from basilica.machine.clocks import SteadyClock
 from basilica.rendezvous.client import KeysClient
 from basilica.rendezvous.control import RendezvousControl
 from basilica.rendezvous.exchange import NoAnswer

@@ -12,11 +12,11 @@ from typing import Any, Concatenate, ParamSpec
 import httpx
 import uvicorn
 
-from basilica.clocks import SteadyClock
 from basilica.controller.loop import Controller
 from basilica.core.actions import Stop
 from basilica.core.deployment import Deployment
 from basilica.core.errors import ValidationError
+from basilica.machine.clocks import SteadyClock
 from basilica.ports import Keys, Limits, LogChunk, Run, Store
 from basilica.server.acceptor import LimitedServer
 from basilica.server.app import build_app

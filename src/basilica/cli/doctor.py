@@ -50,7 +50,7 @@ def doctor(
       basilica doctor --strict
       basilica doctor --repair --state-dir /srv/basilica
     """
-    from basilica.places import default_state_dir
+    from basilica.machine.places import default_state_dir
 
     directory = state_dir or default_state_dir()
     if repair:

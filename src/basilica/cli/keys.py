@@ -27,7 +27,7 @@ def _opened(
         from basilica.wiring_kubernetes import ClusterOptions, open_cluster_keys
 
         return open_cluster_keys(ClusterOptions(kubeconfig=kubeconfig, context=context, namespace=namespace))
-    from basilica.places import default_state_dir
+    from basilica.machine.places import default_state_dir
     from basilica.wiring import open_keys
 
     return open_keys(state_dir or default_state_dir())

@@ -116,7 +116,7 @@ def _facts(running: Any) -> dict[str, Any]:
 
 
 def _place(state_dir: Any) -> str:
-    from basilica.places import default_state_dir
+    from basilica.machine.places import default_state_dir
 
     return str(state_dir or default_state_dir())
 

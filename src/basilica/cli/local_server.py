@@ -7,7 +7,7 @@ import httpx
 
 from basilica.client import embedded
 from basilica.core.errors import BasilicaError
-from basilica.places import default_state_dir
+from basilica.machine.places import default_state_dir
 
 
 class NoServer(BasilicaError):

@@ -74,7 +74,7 @@ def serve(
     """
     if detach is not None:
         _detach(detach)
-    from basilica.places import default_state_dir
+    from basilica.machine.places import default_state_dir
     from basilica.ports import Limits
     from basilica.server.control import Settings
     from basilica.server.serve import Listen

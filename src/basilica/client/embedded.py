@@ -27,7 +27,7 @@ import httpx
 from basilica.client.drivers import Endpoint
 from basilica.core.errors import AuthenticationError, BasilicaError, ValidationError
 from basilica.core.phase import Phase
-from basilica.places import LOCK_FILE, NOTE_FILE, default_state_dir, start_of
+from basilica.machine.places import LOCK_FILE, NOTE_FILE, default_state_dir, start_of
 
 IDLE_EXIT_VARIABLE = "BASILICA_IDLE_EXIT"
 IDLE_EXIT_SECONDS = 900.0

@@ -7,7 +7,7 @@ Any process of this user can look and can ask for an end. The files are those of
 ├── news            grows whenever something has changed
 ├── time-is-up      there if the gang was stopped because of that
 ├── over            there once the warden has seen the end of all replicas
-└── runs/<job>/…    records, logs and results, as `basilica.runtimes.local.layout` describes
+└── runs/<job>/…    records, logs and results, as `basilica.machine.layout` describes
 """
 
 import ctypes
@@ -23,18 +23,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
-from basilica.clocks import steady_now
 from basilica.core.errors import BadResult
 from basilica.executors.protocol import CANCELLED, ENDED, FAILED, PENDING, RUNNING, SUCCEEDED
 from basilica.machine import files
+from basilica.machine.clocks import steady_now
 from basilica.machine.files import UnusableFile
-from basilica.places import start_of
+from basilica.machine.inotify import IN_CLOEXEC, IN_MODIFY, IN_NONBLOCK
+from basilica.machine.layout import Key, Layout
+from basilica.machine.places import start_of
+from basilica.machine.processes import lives
 from basilica.runtimes.local import supervisor
 from basilica.runtimes.local.follow import tail_rank
-from basilica.runtimes.local.inotify import IN_CLOEXEC, IN_MODIFY, IN_NONBLOCK
-from basilica.runtimes.local.layout import Key, Layout
 from basilica.runtimes.local.orphans import kill_leftovers
-from basilica.runtimes.local.processes import lives
 from basilica.runtimes.local.records import NOBODY, Claim, Exit, Record, bury, read_record, write_stop
 from basilica.runtimes.local.run_files import RESULT_BYTES_MAX
 from basilica.runtimes.local.tracebacks import read_traceback

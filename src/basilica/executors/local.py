@@ -48,7 +48,7 @@ from basilica.executors.protocol import (
     ReplicaHandle,
     ReplicaResult,
 )
-from basilica.places import default_state_dir, start_of
+from basilica.machine.places import default_state_dir, start_of
 
 GRACE_SECONDS = 10.0
 CLOSE_SECONDS = 10.0  # that `close` waits longer than the grace

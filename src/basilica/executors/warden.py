@@ -14,19 +14,19 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from basilica.clocks import SteadyClock
 from basilica.core.errors import BasilicaError, RuntimeUnavailable
-from basilica.descriptors import more_descriptors
 from basilica.executors.gang import NEWS, OVER, TIME_IS_UP, TOLD, Gang, Task, process_namespace
 from basilica.machine import files
+from basilica.machine.clocks import SteadyClock
+from basilica.machine.descriptors import more_descriptors
 from basilica.machine.files import UnusableFile
+from basilica.machine.layout import Key, Layout
+from basilica.machine.places import start_of
 from basilica.machine.pools import Pool
-from basilica.places import start_of
+from basilica.machine.processes import Watch
 from basilica.runtimes.local.forkserver import ForkServer
 from basilica.runtimes.local.gpus import ask_nvidia_smi
-from basilica.runtimes.local.layout import Key, Layout
 from basilica.runtimes.local.orphans import bury_orphan
-from basilica.runtimes.local.processes import Watch
 from basilica.runtimes.local.records import NOBODY, Exit, Record, append_exit, bury, read_record
 from basilica.runtimes.local.supervisor import boot
 from basilica.runtimes.local.task import RankTask, StartRequest

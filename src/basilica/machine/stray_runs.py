@@ -7,7 +7,7 @@ from pathlib import Path
 
 from basilica.core.damage import Trouble
 from basilica.machine.state_dir import REPAIR
-from basilica.strays import by_variable
+from basilica.machine.strays import by_variable
 
 _HOME = b"BASILICA_CHECKPOINT_DIR"
 _BELOW = "/checkpoints"

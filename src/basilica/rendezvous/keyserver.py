@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Callable
 
-from basilica.clocks import steady_ns
+from basilica.machine.clocks import steady_ns
 from basilica.rendezvous.client import HEARTBEATS
 from basilica.rendezvous.http import Call, LongReply, Reply, text_error
 from basilica.rendezvous.journal import Journal

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import uvicorn
 
-from basilica.descriptors import descriptor_limit, more_descriptors
+from basilica.machine.descriptors import descriptor_limit, more_descriptors
 from basilica.server.connections import ConnectionLimits, Connections, Place, limits_for
 from basilica.server.protocol import HttpProtocol
 

@@ -18,12 +18,12 @@ from pathlib import Path
 
 import uvicorn
 
-from basilica.clock_steps import watching_the_wall_clock
 from basilica.controller.loop import Controller
 from basilica.core.damage import Trouble
 from basilica.core.errors import BasilicaError
 from basilica.core.why import Absence
-from basilica.places import NOTE_FILE, start_of
+from basilica.machine.clock_steps import watching_the_wall_clock
+from basilica.machine.places import NOTE_FILE, start_of
 from basilica.ports import Clock, Keys, Runtime, Store
 from basilica.server.acceptor import LimitedServer
 from basilica.server.app import build_app

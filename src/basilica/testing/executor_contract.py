@@ -35,7 +35,7 @@ from basilica.executors.protocol import (
     ServerlessExecutor,
     gather_logs,
 )
-from basilica.places import start_of
+from basilica.machine.places import start_of
 
 SECONDS = 60.0
 REPLICAS = "basilica.testing.replicas"

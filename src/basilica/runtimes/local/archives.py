@@ -14,8 +14,8 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from basilica.archives import BrokenArchive, check, receive, unpack
-from basilica.clocks import SteadyClock
 from basilica.machine import files
+from basilica.machine.clocks import SteadyClock
 from basilica.machine.pools import Pool
 from basilica.ports import StoredArchive
 

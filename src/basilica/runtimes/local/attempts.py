@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from basilica.core.names import rank_name
 from basilica.core.seen import Ended, SeenRank, Sight, Stalled
 from basilica.machine.files import UnusableFile
-from basilica.runtimes.local.layout import Key, Layout
+from basilica.machine.layout import Key, Layout
+from basilica.machine.processes import Watch
 from basilica.runtimes.local.logs import placeholder, read_tail
-from basilica.runtimes.local.processes import Watch
 from basilica.runtimes.local.records import Claim, Exit, Record, append_exit, read_record
 from basilica.runtimes.local.tracebacks import read_traceback
 

@@ -14,25 +14,25 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from basilica.bench.report import parse
-from basilica.clocks import SteadyClock
 from basilica.core.errors import RuntimeUnavailable
 from basilica.core.phase import BenchPhase
 from basilica.core.seen import SeenBench
 from basilica.machine import files
+from basilica.machine.clocks import SteadyClock
 from basilica.machine.files import UnusableFile
+from basilica.machine.layout import Layout
 from basilica.machine.pools import Pool
+from basilica.machine.processes import Watch
+from basilica.machine.strays import kill, with_environment
 from basilica.runtimes.local import supervisor
 from basilica.runtimes.local.cgroups import RankCgroups
 from basilica.runtimes.local.environment import INHERITED
 from basilica.runtimes.local.hosts import Host
-from basilica.runtimes.local.layout import Layout
 from basilica.runtimes.local.logs import read_tail
 from basilica.runtimes.local.orphans import KILL_AGAIN_S
-from basilica.runtimes.local.processes import Watch
 from basilica.runtimes.local.records import Claim, Exit, Record, append_exit, bury, read_record, write_stop
 from basilica.runtimes.local.run_files import all_ended
 from basilica.runtimes.local.task import RankTask, StartReply, StartRequest
-from basilica.strays import kill, with_environment
 
 CORES = 2.0  # one for each end
 LOG_LIMIT_BYTES = 1 << 20

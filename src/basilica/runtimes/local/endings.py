@@ -6,13 +6,13 @@ import signal
 import time
 from contextlib import suppress
 
-from basilica.clocks import steady_now
+from basilica.machine.clocks import steady_now
+from basilica.machine.layout import Key, Layout
+from basilica.machine.processes import lives, supervisor_of
+from basilica.machine.strays import kill, with_environment
 from basilica.runtimes.local import supervisor
-from basilica.runtimes.local.layout import Key, Layout
-from basilica.runtimes.local.processes import lives, supervisor_of
 from basilica.runtimes.local.records import Exit, Record, append_exit, bury, write_stop
 from basilica.runtimes.local.run_files import read_records
-from basilica.strays import kill, with_environment
 
 GRACE_S = 5.0
 LOOK_AGAIN_S = 0.02

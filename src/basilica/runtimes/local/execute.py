@@ -16,14 +16,14 @@ from contextlib import closing, suppress
 from typing import Literal
 
 from basilica.core.errors import RuntimeUnavailable
+from basilica.machine.layout import Layout
+from basilica.machine.processes import Watch
+from basilica.machine.strays import kill, whose_environment
 from basilica.ports import Exited, Output
 from basilica.runtimes.local import attendant
 from basilica.runtimes.local.background import Spawn
-from basilica.runtimes.local.layout import Layout
 from basilica.runtimes.local.orphans import KILL_AGAIN_S, MARK
-from basilica.runtimes.local.processes import Watch
 from basilica.runtimes.local.task import CommandTask
-from basilica.strays import kill, whose_environment
 
 log = logging.getLogger(__name__)
 

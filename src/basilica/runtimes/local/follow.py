@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from basilica.machine import files as door
 from basilica.machine.files import UnusableFile
+from basilica.machine.inotify import FileWatcher
+from basilica.machine.layout import Key, Layout
 from basilica.machine.pools import Pool
 from basilica.ports import LogChunk
 from basilica.runtimes.local.attempts import has_ended
-from basilica.runtimes.local.inotify import FileWatcher
-from basilica.runtimes.local.layout import Key, Layout
 from basilica.runtimes.local.logs import (
     LINES_ALL,
     OFFSET_MAX,

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from basilica.core.spec import Gpus
+from basilica.machine.layout import Key
 from basilica.ports import Run
-from basilica.runtimes.local.layout import Key
 
 QUERY = ("nvidia-smi", "--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits")
 QUERY_TIMEOUT_S = 20.0

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from basilica.core.actions import Launch
 from basilica.core.errors import RuntimeUnavailable
 from basilica.core.seen import Sight
+from basilica.machine.layout import Key
 from basilica.machine.pools import Pool
 from basilica.ports import Run
 from basilica.runtimes.local.attempts import Attempt
@@ -19,7 +20,6 @@ from basilica.runtimes.local.background import Background
 from basilica.runtimes.local.changes import Changes
 from basilica.runtimes.local.forkserver import ForkServer
 from basilica.runtimes.local.gpus import runs_on_cpu
-from basilica.runtimes.local.layout import Key
 from basilica.runtimes.local.line import GpuLine
 from basilica.runtimes.local.starting import Starting
 from basilica.runtimes.local.table import Table

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from basilica.core.actions import Launch
+from basilica.machine.layout import Key
 from basilica.ports import Run
 from basilica.runtimes.local.gpus import GpuInventory, Waiting, allocate
-from basilica.runtimes.local.layout import Key
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,13 @@ import os
 import signal
 from contextlib import suppress
 
-from basilica.clocks import SteadyClock
+from basilica.machine.clocks import SteadyClock
+from basilica.machine.layout import Key, Layout
 from basilica.machine.pools import Pool
+from basilica.machine.processes import lives, supervisor_of
+from basilica.machine.strays import kill, with_environment
 from basilica.runtimes.local import supervisor
-from basilica.runtimes.local.layout import Key, Layout
-from basilica.runtimes.local.processes import lives, supervisor_of
 from basilica.runtimes.local.records import Claim, Exit
-from basilica.strays import kill, with_environment
 
 KILL_AGAIN_S = 0.05
 MARK = "BASILICA_EXEC"  # in the environment of a command that was started beside a rank, and of all that it started

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from basilica.core.errors import RuntimeUnavailable
 from basilica.core.mesh import Announcement, SeenRendezvous
 from basilica.machine import files
+from basilica.machine.processes import Watch
 from basilica.rendezvous.announcing import announce, announced, says_of
 from basilica.rendezvous.client import KeysClient
 from basilica.rendezvous.control import RendezvousControl
@@ -30,7 +31,6 @@ from basilica.rendezvous.mirror import KeysMirror
 from basilica.rendezvous.names import ROOT
 from basilica.rendezvous.quota import SHARED_WEIGHT
 from basilica.rendezvous.service import RendezvousError
-from basilica.runtimes.local.processes import Watch
 
 log = logging.getLogger(__name__)
 

@@ -10,18 +10,18 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from basilica.clocks import SteadyClock, counted
 from basilica.core import stalls
 from basilica.core.reports import Report, Series, SeriesQuery
 from basilica.core.seen import Stalled
+from basilica.machine.clocks import SteadyClock, counted
+from basilica.machine.inotify import FileWatcher
+from basilica.machine.layout import Key, Layout
 from basilica.machine.pools import Pool
+from basilica.machine.processes import lives
 from basilica.reporting import BELL_ENV, FILE_ENV
 from basilica.runtimes.local import stacks
 from basilica.runtimes.local.background import Spawn
 from basilica.runtimes.local.changes import Readers
-from basilica.runtimes.local.inotify import FileWatcher
-from basilica.runtimes.local.layout import Key, Layout
-from basilica.runtimes.local.processes import lives
 from basilica.runtimes.local.report_files import (
     ReportFile,
     Told,

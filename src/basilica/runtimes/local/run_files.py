@@ -6,9 +6,9 @@ from contextlib import suppress
 from basilica.core.errors import BadResult
 from basilica.machine import files
 from basilica.machine.files import UnusableFile
+from basilica.machine.layout import Key, Layout, number_of
 from basilica.runtimes.local import supervisor
 from basilica.runtimes.local.attempts import OnDisk, has_ended, read_attempt
-from basilica.runtimes.local.layout import Key, Layout, number_of
 from basilica.runtimes.local.records import NOBODY, Record, read_record
 
 RESULT_BYTES_MAX = 8 << 20

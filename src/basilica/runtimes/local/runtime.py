@@ -14,14 +14,16 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
-from basilica.clocks import SteadyClock
 from basilica.core.actions import Launch, Probe, Stop
 from basilica.core.errors import BadResult, Conflict, RuntimeUnavailable
 from basilica.core.mesh import Announcement
 from basilica.core.reports import Report, Series, SeriesQuery
 from basilica.core.seen import Sight, Sighting, Stalled
-from basilica.descriptors import more_descriptors
 from basilica.machine import files
+from basilica.machine.clocks import SteadyClock
+from basilica.machine.descriptors import more_descriptors
+from basilica.machine.inotify import FileWatcher
+from basilica.machine.layout import Key, Layout, number_of
 from basilica.machine.pools import Pool
 from basilica.machine.reserve import Reserve
 from basilica.machine.state_dir import RESERVE_FILE
@@ -38,9 +40,7 @@ from basilica.runtimes.local.follow import follow_rank, read_rank, tail_cursor, 
 from basilica.runtimes.local.forkserver import ForkServer
 from basilica.runtimes.local.gpus import GpuInventory, ask_nvidia_smi
 from basilica.runtimes.local.hosts import LOOPBACK, MESH_LIMIT_S, Host, Hosts
-from basilica.runtimes.local.inotify import FileWatcher
 from basilica.runtimes.local.launching import Launching
-from basilica.runtimes.local.layout import Key, Layout, number_of
 from basilica.runtimes.local.line import GpuLine
 from basilica.runtimes.local.ports import Ports, ports_of, remember_rendezvous
 from basilica.runtimes.local.rendezvous import LocalRendezvous

@@ -5,15 +5,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from basilica.clocks import SteadyClock
 from basilica.core.actions import Launch
 from basilica.machine import files
+from basilica.machine.clocks import SteadyClock
+from basilica.machine.layout import Key, Layout
 from basilica.ports import Run
 from basilica.runtimes.local.cgroups import Cgroups, RankCgroups, for_rank
 from basilica.runtimes.local.environment import command_line, common_environment, own_command_line, rank_environment
 from basilica.runtimes.local.gpus import GpuInventory
 from basilica.runtimes.local.hosts import Hosts
-from basilica.runtimes.local.layout import Key, Layout
 from basilica.runtimes.local.ports import ports_of
 from basilica.runtimes.local.reports import Reports
 from basilica.runtimes.local.run_as import Access

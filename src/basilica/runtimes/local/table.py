@@ -7,8 +7,8 @@ those only some stay, and the others are read again if somebody asks.
 from collections.abc import Iterator
 
 from basilica.core.seen import Sight
+from basilica.machine.layout import Key
 from basilica.runtimes.local.attempts import Attempt
-from basilica.runtimes.local.layout import Key
 
 ENDED_RUNS_KEPT = 256
 RUNS_REMEMBERED = 256

@@ -10,17 +10,17 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from basilica.clocks import SteadyClock
 from basilica.core.seen import Ended, Sight
+from basilica.machine.clocks import SteadyClock
+from basilica.machine.layout import Key, Layout
 from basilica.machine.pools import Pool
+from basilica.machine.processes import Watch, supervisor_of
 from basilica.runtimes.local import supervisor
 from basilica.runtimes.local.attempts import Attempt, OnDisk, ended_of, read_attempt, with_output, write_end
 from basilica.runtimes.local.background import Background
 from basilica.runtimes.local.changes import Changes
-from basilica.runtimes.local.layout import Key, Layout
 from basilica.runtimes.local.line import GpuLine
 from basilica.runtimes.local.orphans import bury_orphan, is_tended
-from basilica.runtimes.local.processes import Watch, supervisor_of
 from basilica.runtimes.local.records import NOBODY, Exit, Record, Running
 from basilica.runtimes.local.reports import Reports
 from basilica.runtimes.local.run_files import read_run

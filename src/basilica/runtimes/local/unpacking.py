@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from basilica.core.actions import Launch
 from basilica.core.errors import RuntimeUnavailable
 from basilica.core.seen import Sight
+from basilica.machine.layout import Key, Layout
 from basilica.machine.pools import Pool
 from basilica.ports import Run
 from basilica.runtimes.local.archives import Archives, CannotUnpack
 from basilica.runtimes.local.attempts import Attempt
 from basilica.runtimes.local.changes import Changes
 from basilica.runtimes.local.launching import Launching, startable
-from basilica.runtimes.local.layout import Key, Layout
 from basilica.runtimes.local.records import Exit, bury
 from basilica.runtimes.local.run_as import Access
 from basilica.runtimes.local.table import Table

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from basilica.machine import files
-from basilica.runtimes.local.layout import Key, number_of
+from basilica.machine.layout import Key, number_of
 
 log = logging.getLogger("basilica.runtime")
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from basilica.strays import kill, with_environment
+from basilica.machine.strays import kill, with_environment
 
 MARK = "BASILICA_KUBE_CONTAINER"
 OnExit = Callable[[int], None]
