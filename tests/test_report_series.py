@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from basilica.core.reports import SeriesQuery
-from basilica.report_points import Point
-from basilica.report_series import (
+from basilica.reports.points import Point
+from basilica.reports.relay import series_text, told_in
+from basilica.reports.series import (
     POINTS,
     RANK_BYTES,
     RATIO_MAX,
@@ -25,7 +26,6 @@ from basilica.report_series import (
     thinned,
     unpack,
 )
-from basilica.report_telling import series_text, told_in
 from tests.support.exploring import examples
 
 

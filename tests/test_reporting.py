@@ -19,8 +19,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import basilica
-from basilica import report_points, reporting
-from basilica.report_points import Point, parse, read_points
+from basilica.reports import points as report_points
+from basilica.reports import writer as reporting
+from basilica.reports.points import Point, parse, read_points
 
 report: Any = basilica.report  # what is no number is given to it on purpose
 
@@ -421,7 +422,7 @@ def test_a_bell_that_is_full_is_rung_again(place: Path, monkeypatch: pytest.Monk
 def test_the_signal_of_the_program_stays_its_own(tmp_path: Path) -> None:
     code = """
 import os, signal, basilica
-from basilica.reporting import stack_signal
+from basilica.reports.writer import stack_signal
 if os.environ["TAKEN"] == "1":
     signal.signal(stack_signal(), lambda *_: print("mine", flush=True))
 for step in range(10):

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from basilica.core.spec import ProviderFilter
     from basilica.core.world import WorldSize, WorldStatus
     from basilica.mesh import mesh_status, mesh_wait, mesh_wait_async
-    from basilica.reporting import report
+    from basilica.reports.writer import report
 
 _HOMES = {
     "basilica.client.api": ("BasilicaClient",),
@@ -105,7 +105,7 @@ _HOMES = {
     "basilica.core.spec": ("ProviderFilter",),
     "basilica.core.world": ("WorldSize", "WorldStatus"),
     "basilica.mesh": ("mesh_status", "mesh_wait", "mesh_wait_async"),
-    "basilica.reporting": ("report",),
+    "basilica.reports.writer": ("report",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -52,8 +52,9 @@ from basilica.rendezvous.orders import (
     order_key,
 )
 from basilica.rendezvous.persisting import opened, tries
-from basilica.report_telling import ReportTelling
-from basilica.reporting import FILE_ENV as REPORT_FILE
+from basilica.reports.relay import ReportTelling
+from basilica.reports.tracebacks import read_traceback
+from basilica.reports.writer import FILE_ENV as REPORT_FILE
 from basilica.runtimes.local.supervisor import (
     SAFELY,
     SHORTAGES,
@@ -62,7 +63,6 @@ from basilica.runtimes.local.supervisor import (
     read_oom_kills,
     reason_of,
 )
-from basilica.runtimes.local.tracebacks import read_traceback
 
 RANK_ENV = "BASILICA_RANK_ENV"
 TERMINATED = 128 + signal.SIGTERM

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from basilica import reporting
 from basilica.core.reports import ROUND_NUMBERS
 from basilica.diloco import ArrayDiLoCo, ObjectStoreAllReduce
-from basilica.report_points import Point, read_points
+from basilica.reports import writer as reporting
+from basilica.reports.points import Point, read_points
 from tests.diloco.gang import fresh_uri
 
 ROUNDS = 3

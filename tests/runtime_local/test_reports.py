@@ -16,8 +16,8 @@ from basilica.core.reports import Report, SeriesQuery
 from basilica.core.seen import Stalled
 from basilica.core.spec import Exec
 from basilica.ports import Run
+from basilica.reports.files import read_last, report_files
 from basilica.runtimes.local import stacks
-from basilica.runtimes.local.report_files import read_last, report_files
 from tests.runtime_local.machine import PATIENCE_S, Machine
 
 ALL = SeriesQuery()

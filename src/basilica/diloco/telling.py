@@ -12,7 +12,7 @@ from basilica.diloco.allreduce import RoundStats
 from basilica.diloco.bucket import Bucket, LogEntry
 from basilica.diloco.errors import BarrierTimeout
 from basilica.diloco.fragments import Fragment
-from basilica.reporting import note
+from basilica.reports.writer import note
 
 NOBODY = -1
 MILLISECONDS = 3  # digits: more would only make the report longer

@@ -32,12 +32,12 @@ from basilica.machine.inotify import IN_CLOEXEC, IN_MODIFY, IN_NONBLOCK
 from basilica.machine.layout import Key, Layout
 from basilica.machine.places import start_of
 from basilica.machine.processes import lives
+from basilica.reports.tracebacks import read_traceback
 from basilica.runtimes.local import supervisor
 from basilica.runtimes.local.follow import tail_rank
 from basilica.runtimes.local.orphans import kill_leftovers
 from basilica.runtimes.local.records import NOBODY, Claim, Exit, Record, bury, read_record, write_stop
 from basilica.runtimes.local.run_files import RESULT_BYTES_MAX
-from basilica.runtimes.local.tracebacks import read_traceback
 
 TOLD = "warden.json"
 NEWS = "news"

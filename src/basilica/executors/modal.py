@@ -56,7 +56,7 @@ from basilica.executors.protocol import (
     ReplicaHandle,
     ReplicaResult,
 )
-from basilica.runtimes.local.tracebacks import read_traceback
+from basilica.reports.tracebacks import read_traceback
 
 GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL, when a replica's time is up or its call is cancelled
 START_SECONDS = 60  # that Modal's own limit is longer than ours, so that ours tells why

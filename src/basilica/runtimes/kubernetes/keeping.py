@@ -17,7 +17,7 @@ from basilica.core.reports import Report
 from basilica.kube.api import ApiError, KubeApi
 from basilica.kube.run import RunObjects
 from basilica.ports import Run
-from basilica.report_series import POINTS, Told, pack, unpack
+from basilica.reports.series import POINTS, Told, pack, unpack
 from basilica.runtimes.kubernetes.refusals import refusals
 from basilica.runtimes.kubernetes.reports import parse_reports
 

@@ -9,9 +9,9 @@ from basilica.ports import Run
 from basilica.rendezvous.exchange import NoAnswer
 from basilica.rendezvous.names import SERIES
 from basilica.rendezvous.persisting import opened
-from basilica.report_points import Point
-from basilica.report_series import Source, thinned
-from basilica.report_telling import told_in
+from basilica.reports.points import Point
+from basilica.reports.relay import told_in
+from basilica.reports.series import Source, thinned
 
 READ_AGAIN_AFTER_S = 1.0
 POINTS_KEPT = 100_000  # of a run that is over: more would not fit into what they are kept in

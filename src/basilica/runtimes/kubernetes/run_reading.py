@@ -10,7 +10,7 @@ from basilica.core.errors import RuntimeUnavailable
 from basilica.core.reports import Report, Series, SeriesQuery
 from basilica.ports import Run
 from basilica.rendezvous.exchange import NoAnswer
-from basilica.report_series import series_of
+from basilica.reports.series import series_of
 from basilica.runtimes.kubernetes.cluster import Cluster
 from basilica.runtimes.kubernetes.keeping import Keeping, Kept, Telling
 from basilica.runtimes.kubernetes.keyspace import RunKeys

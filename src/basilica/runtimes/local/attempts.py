@@ -9,9 +9,9 @@ from basilica.core.seen import Ended, SeenRank, Sight, Stalled
 from basilica.machine.files import UnusableFile
 from basilica.machine.layout import Key, Layout
 from basilica.machine.processes import Watch
+from basilica.reports.tracebacks import read_traceback
 from basilica.runtimes.local.logs import placeholder, read_tail
 from basilica.runtimes.local.records import Claim, Exit, Record, append_exit, read_record
-from basilica.runtimes.local.tracebacks import read_traceback
 
 ENDED_ATTEMPTS_SHOWN = 4
 TAIL_LINES = 20

@@ -18,11 +18,7 @@ from basilica.machine.inotify import FileWatcher
 from basilica.machine.layout import Key, Layout
 from basilica.machine.pools import Pool
 from basilica.machine.processes import lives
-from basilica.reporting import BELL_ENV, FILE_ENV
-from basilica.runtimes.local import stacks
-from basilica.runtimes.local.background import Spawn
-from basilica.runtimes.local.changes import Readers
-from basilica.runtimes.local.report_files import (
+from basilica.reports.files import (
     ReportFile,
     Told,
     read_last,
@@ -31,6 +27,10 @@ from basilica.runtimes.local.report_files import (
     report_file,
     report_files,
 )
+from basilica.reports.writer import BELL_ENV, FILE_ENV
+from basilica.runtimes.local import stacks
+from basilica.runtimes.local.background import Spawn
+from basilica.runtimes.local.changes import Readers
 
 STACKS_AT_ONCE = 2
 SOON = 0.05  # a timer never rings sooner: it measures seconds

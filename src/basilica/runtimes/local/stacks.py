@@ -15,7 +15,7 @@ from basilica.core.stalls import STACK_LENGTH_MAX
 from basilica.machine import files
 from basilica.machine.pools import Pool
 from basilica.machine.processes import lives
-from basilica.reporting import stack_signal
+from basilica.reports.writer import stack_signal
 
 PY_SPY_SECONDS = 5.0
 ANSWER_SECONDS = 2.0  # for a fault handler

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from basilica.core.reports import Report, Series, SeriesQuery
 from basilica.machine import files as door
 from basilica.machine.layout import Key, Layout
-from basilica.report_points import Point, parse, read_points
-from basilica.report_series import Source, series_of
-from basilica.reporting import FILE_BYTES_MAX, FILES_MAX
+from basilica.reports.points import Point, parse, read_points
+from basilica.reports.series import Source, series_of
+from basilica.reports.writer import FILE_BYTES_MAX, FILES_MAX
 
 HEAD_BYTES = 512
 TAIL_BYTES = (4 << 10, 128 << 10)  # most last lines are short

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, SupportsFloat
 
-from basilica.report_points import (
+from basilica.reports.points import (
     NAME_LENGTH_MAX,
     STEP_MAX,
     encode,

@@ -20,9 +20,9 @@ from basilica.machine.layout import Layout
 from basilica.rendezvous.client import KeysClient
 from basilica.rendezvous.exchange import NoAnswer
 from basilica.rendezvous.names import REPORTS, SERIES
-from basilica.report_points import Point
-from basilica.report_series import RANK_BYTES, Packed, Share, Source, pack, thinned, unpack
-from basilica.runtimes.local.report_files import ReportFile, read_points_of, read_reports, report_files
+from basilica.reports.files import ReportFile, read_points_of, read_reports, report_files
+from basilica.reports.points import Point
+from basilica.reports.series import RANK_BYTES, Packed, Share, Source, pack, thinned, unpack
 
 LOOK_EVERY_S = 1.0
 REST = 20.0  # times as long as it took: of a rank's time, a twentieth at most is spent on its series

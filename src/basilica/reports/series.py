@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from basilica.core.reports import Series, SeriesPoint, SeriesQuery
-from basilica.report_points import Point, Spread, encode, merge_neighbours, merge_spreads, points_in
+from basilica.reports.points import Point, Spread, encode, merge_neighbours, merge_spreads, points_in
 
 POINTS_IN_ALL = 200_000  # of one answer, however many series it has
 
