@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from basilica import archives
-from basilica.archives import Abandoned, BrokenArchive, check, unpack
 from basilica.core.errors import ValidationError
+from basilica.shipping import unpack as archives
+from basilica.shipping.unpack import Abandoned, BrokenArchive, check, unpack
 
 
 def entry(name: str, kind: bytes = tarfile.REGTYPE, *, to: str = "", mode: int = 0o644) -> tarfile.TarInfo:

@@ -14,7 +14,7 @@ import io
 from collections.abc import Mapping
 from pathlib import Path
 
-from basilica.archives import BrokenArchive, unpack
+from basilica.shipping.unpack import BrokenArchive, unpack
 
 NAMES = ("", "_PARTS", "_SENT", "_UNPACKED", "_WORKDIR")
 SEND_AGAIN = "deploy the run again from its directory"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from basilica.client import archive
-from basilica.client.archive import pack
 from basilica.core.errors import ValidationError
+from basilica.shipping import pack as archive
+from basilica.shipping.pack import pack
 
 FILES = {
     ".gitignore": "*.log\n/build/\n!keep.log\ndata/**/raw\n# no\n\\#hash\nnotes?.txt\n[xy].bin\ntemp/\nspace\\ \n",

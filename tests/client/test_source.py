@@ -20,10 +20,10 @@ from typing import Any
 
 import pytest
 
-from basilica.client.capture import capture
-from basilica.client.literals import literal
-from basilica.client.source import SOURCE_VARIABLE, Shipped, ship, with_packages
 from basilica.core.errors import ValidationError
+from basilica.shipping.capture import capture
+from basilica.shipping.literals import literal
+from basilica.shipping.source import SOURCE_VARIABLE, Shipped, ship, with_packages
 
 Load = Callable[[str], ModuleType]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from basilica.client.source import Shipped, ship
+from basilica.shipping.source import Shipped, ship
 from tests.rendezvous.harness import free_port, service_process
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]

@@ -15,9 +15,6 @@ from typing import IO
 
 import pytest
 
-from basilica import archives
-from basilica.client.archive import pack
-from basilica.client.source import ship
 from basilica.core.errors import Conflict, RuntimeUnavailable, ValidationError
 from basilica.core.seen import Sight
 from basilica.core.spec import Exec
@@ -25,6 +22,9 @@ from basilica.core.world import WorldSize
 from basilica.ports import Exited, Output
 from basilica.runtimes.local.run_files import RESULT_BYTES_MAX
 from basilica.runtimes.local.runtime import LocalRuntime
+from basilica.shipping import unpack as archives
+from basilica.shipping.pack import pack
+from basilica.shipping.source import ship
 from tests.runtime_local.machine import SLEEP, Machine, python, sh, until_gone
 
 # ---- values in command lines ----------------------------------------------------------------------------------------

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from basilica.client.source import ship
 from basilica.core.spec import Exec
 from basilica.reports.tracebacks import FILE_BYTES_MAX, TRACEBACK_CHARS_MAX, read_traceback
+from basilica.shipping.source import ship
 from tests.runtime_local.machine import Machine, sh
 
 SAID = 'printf %s \'{"message": {"message": "X: y", "extraInfo": {"py_callstack": "Traceback…\\nX: y\\n"}}}\''

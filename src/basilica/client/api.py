@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 from typing import Any, Unpack
 
-from basilica.client import archive, embedded, flows
+from basilica.client import embedded, flows
 from basilica.client.config import Target, find_target
 from basilica.client.drivers import AsyncDriver, BlockingDriver, Endpoint
 from basilica.client.effects import Call, Flow
@@ -15,11 +15,12 @@ from basilica.client.flows import Remembered
 from basilica.client.names import readable_name
 from basilica.client.options import Deploy, DeployOptions, parse_options
 from basilica.client.request import Program, to_wire
-from basilica.client.source import Shipped, ship, with_packages
 from basilica.client.training import DistributedTraining
 from basilica.client.views import RunView
 from basilica.core import waits
 from basilica.core.errors import BasilicaError, DistributedError, ValidationError
+from basilica.shipping import pack as archive
+from basilica.shipping.source import Shipped, ship, with_packages
 
 # What a rank of an embedded server takes over from its caller, so that it finds the same programs and packages.
 CALLER_ENVIRONMENT = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "LD_LIBRARY_PATH")

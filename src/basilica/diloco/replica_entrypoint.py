@@ -31,7 +31,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from basilica.client.bootstrap import RESULT_MAX, plain, record, write
+from basilica.shipping.bootstrap import RESULT_MAX, plain, record, write
 
 TERMINATED = 128 + signal.SIGTERM
 RANK_VARIABLES = ("REPLICA_RANK", "BASILICA_RANK", "RANK")

@@ -26,7 +26,7 @@ def shipped_function(
 
     `remote`: their modules are not ours.
     """
-    from basilica.client.source import ship  # noqa: PLC0415  only functions need it
+    from basilica.shipping.source import ship  # noqa: PLC0415  only functions need it
 
     passed = {name: value for name, value in arguments.items() if name != RANK_ENV}
     shipped = ship(function, kwargs=passed, python=python, remote=remote)

@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from basilica.archives import check, receive
 from basilica.core.errors import ValidationError
 from basilica.core.names import namespace_of
 from basilica.kube import archives as objects
@@ -22,6 +21,7 @@ from basilica.kube.namespaces import in_namespace, lacks_rights
 from basilica.machine.pools import Pool
 from basilica.ports import InUse, StoredArchive
 from basilica.runtimes.kubernetes.refusals import refusals
+from basilica.shipping.unpack import check, receive
 
 Json = dict[str, Any]
 

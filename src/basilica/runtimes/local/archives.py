@@ -13,11 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from basilica.archives import BrokenArchive, check, receive, unpack
 from basilica.machine import files
 from basilica.machine.clocks import SteadyClock
 from basilica.machine.pools import Pool
 from basilica.ports import StoredArchive
+from basilica.shipping.unpack import BrokenArchive, check, receive, unpack
 
 SUFFIX = ".tar.gz"
 SEND_AGAIN = "deploy the run again from its directory"

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from basilica.client.capture import capture, plain_function
-from basilica.client.literals import a, literal
 from basilica.core.errors import ValidationError
+from basilica.shipping.capture import capture, plain_function
+from basilica.shipping.literals import a, literal
 
 SOURCE_VARIABLE = "BASILICA_SOURCE"
 SOURCE_BYTES_MAX = 96_000  # compressed; as base64 it is just below what the kernel takes for one variable

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from types import CellType, FunctionType, ModuleType
 from typing import Any, TypeGuard
 
-from basilica.client.literals import a, literal
-from basilica.client.statements import (
+from basilica.core.errors import ValidationError
+from basilica.shipping.literals import a, literal
+from basilica.shipping.statements import (
     Def,
     Function,
     Text,
@@ -30,7 +31,6 @@ from basilica.client.statements import (
     span,
     used_names,
 )
-from basilica.core.errors import ValidationError
 
 INSTEAD = "pass it as an argument or make it in the function"
 # What every module has by itself.
