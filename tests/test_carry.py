@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from basilica.carry import START_PY, carry, main
+from basilica.rank.inject import START_PY, carry, main
 
 BARE = Path(getattr(sys, "_base_executable", sys.executable)).resolve()  # a Python in which nothing is installed
 
@@ -63,7 +63,7 @@ def test_a_command_beside_the_rank_starts_there_too(carried: Path, image_path: s
 
 
 def test_all_that_a_driven_rank_needs_comes_without_other_packages(carried: Path, image_path: str) -> None:
-    told = "import basilica.driven, basilica.reach, basilica.rendezvous.client, basilica; basilica.report(step=1)"
+    told = "import basilica.rank.agent, basilica.rank.reachability, basilica.rendezvous.client, basilica; basilica.report(step=1)"
     ran = start(carried, image_path, "python", "-c", told)
     assert ran.returncode == 0, ran.stderr
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from basilica.delivery import Undeliverable, deliver, without_delivery
+from basilica.rank.workdir import Undeliverable, deliver, without_delivery
 from basilica.testing.runtime_contract import packed
 
 CONTENT = packed({"hello": "from afar", "sub/in": "x"})

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from basilica import beside
+from basilica.rank import exec as beside
 
 SECONDS = 30.0
-COMMAND = [sys.executable, "-m", "basilica.entrypoint", "--beside"]
+COMMAND = [sys.executable, "-m", "basilica.rank.entrypoint", "--beside"]
 
 
 @contextmanager

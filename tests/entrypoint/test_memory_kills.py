@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from basilica import driven
+from basilica.rank import agent as driven
 
 ENVIRONMENT = {"BASILICA_RANK": "0", "BASILICA_RDZV_ENDPOINT": "127.0.0.1:1"}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from basilica.reach import Reach, borne_name
+from basilica.rank.reachability import Reach, borne_name
 from basilica.rendezvous.client import KeysClient
 from basilica.rendezvous.exchange import NoAnswer
 from basilica.rendezvous.names import PAIRS

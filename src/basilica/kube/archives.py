@@ -102,7 +102,7 @@ def mounts() -> list[Json]:
 
 
 def environment(digest: str, parts: int, workdir: str | None) -> dict[str, str]:
-    """What the entrypoint needs to know; ranks do not get to see it. See `basilica.delivery`."""
+    """What the entrypoint needs to know; ranks do not get to see it. See `basilica.rank.workdir`."""
     return {
         "BASILICA_ARCHIVE": digest,
         "BASILICA_ARCHIVE_PARTS": str(parts),

@@ -54,7 +54,7 @@ class Settings:
     """
 
     image: str
-    entrypoint: Sequence[str] = ("python", "-m", "basilica.entrypoint")
+    entrypoint: Sequence[str] = ("python", "-m", "basilica.rank.entrypoint")
     carries: bool = True
     rendezvous_image: str = ""
     rendezvous_command: Sequence[str] = (
@@ -330,7 +330,7 @@ class RunObjects:
         return {
             "name": "basilica",
             "image": self.settings.image,
-            "command": ["python", "-m", "basilica.carry", CARRIED_AT],
+            "command": ["python", "-m", "basilica.rank.inject", CARRIED_AT],
             "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
             "securityContext": _CONTAINER_SECURITY,
             "volumeMounts": [_CARRIED_MOUNT],

@@ -1,4 +1,4 @@
-"""What the hosts of a run tell of each other (see `basilica.reach`), followed in the run's rendezvous."""
+"""What the hosts of a run tell of each other (see `basilica.rank.reachability`), followed in the run's rendezvous."""
 
 import json
 from collections.abc import Callable, Mapping

@@ -7,12 +7,12 @@ from contextlib import aclosing, contextmanager
 from itertools import takewhile
 from typing import Any, Literal
 
-from basilica.beside import RUNS
 from basilica.core.errors import Conflict, RuntimeUnavailable
 from basilica.kube.api import ApiError, KubeApi
 from basilica.kube.exec import STDERR, STDOUT, execute
 from basilica.kube.run import WORKER_CONTAINER
 from basilica.ports import Exited, Output, Run
+from basilica.rank.exec import RUNS
 from basilica.runtimes.kubernetes.parse import PodFacts
 
 Json = dict[str, Any]

@@ -69,7 +69,7 @@ class Hosts:
 
     def _start_agent(self, host: Host, endpoint: str) -> subprocess.Popen[bytes]:
         """It takes over from one that an earlier server left, and ends with the run's rendezvous."""
-        command = [*host.enter, self._python, "-P", "-m", "basilica.reach", "--node", host.name]
+        command = [*host.enter, self._python, "-P", "-m", "basilica.rank.reachability", "--node", host.name]
         return subprocess.Popen(
             [*command, "--address", host.address, "--endpoint", endpoint],
             stdin=subprocess.DEVNULL,

@@ -10,7 +10,7 @@ forgotten. After the time of the fence (`core.fencing`) the rank ends: another m
     BASILICA_TERMINATION_LOG   the file of the termination message (default /dev/termination-log)
     BASILICA_MEMORY_EVENTS     where the kernel counts kills for memory (default: of this container's cgroup)
     BASILICA_SCRATCH           a directory for the rank's result and error files (default: a temporary one)
-    BASILICA_ARCHIVE…          the directory that was sent for the run, see `basilica.delivery`
+    BASILICA_ARCHIVE…          the directory that was sent for the run, see `basilica.rank.workdir`
     BASILICA_FENCE             seconds between heartbeats, without an answer until the rank ends, and to end it
     BASILICA_RANK_ENV          variables of the rank that must not decide how this program starts, as JSON
 """
@@ -29,17 +29,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from basilica import beside, mesh
+from basilica import mesh
 from basilica.core.commands import expanded
 from basilica.core.fencing import Fence
 from basilica.core.seen import Ended
-from basilica.delivery import Undeliverable, deliver, without_delivery
-from basilica.entrypoint import CANNOT_EXECUTE, ENDING, FORWARDED, NOT_FOUND, Rank, reap_all
 from basilica.machine import files
 from basilica.machine.clocks import counted, steady_now
 from basilica.machine.layout import Key, Layout
-from basilica.rank_output import Output
-from basilica.reach import Reach, borne_name
+from basilica.rank import exec as beside
+from basilica.rank.entrypoint import CANNOT_EXECUTE, ENDING, FORWARDED, NOT_FOUND, Rank, reap_all
+from basilica.rank.output import Output
+from basilica.rank.reachability import Reach, borne_name
+from basilica.rank.workdir import Undeliverable, deliver, without_delivery
 from basilica.rendezvous.client import KeysClient
 from basilica.rendezvous.exchange import NoAnswer
 from basilica.rendezvous.names import RESULTS

@@ -1,6 +1,6 @@
-"""Brings the entrypoint into images that do not have it: `python -m basilica.carry DIRECTORY`.
+"""Brings the entrypoint into images that do not have it: `python -m basilica.rank.inject DIRECTORY`.
 
-It copies this package there, and `start`, which runs `basilica.entrypoint` with the Python of the image it is in.
+It copies this package there, and `start`, which runs `basilica.rank.entrypoint` with the Python of the image it is in.
 An init container does this on a volume that it shares with the rank, so that any image with Python 3.11 will do.
 """
 
@@ -40,7 +40,7 @@ if importlib.util.find_spec("basilica") is None:  # one that the image brings go
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), carried]))
 sys.path.insert(0, carried)
 
-from basilica.entrypoint import main
+from basilica.rank.entrypoint import main
 
 sys.exit(main())
 """

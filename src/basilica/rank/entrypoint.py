@@ -1,14 +1,14 @@
-"""The first process of a rank in our images: `python -m basilica.entrypoint -- COMMAND [ARGUMENT...]`.
+"""The first process of a rank in our images: `python -m basilica.rank.entrypoint -- COMMAND [ARGUMENT...]`.
 
 It waits at the mesh gate and then stays as init: it starts the rank, forwards signals to it, reaps what the rank leaves
 behind, starts it again in place while there are restarts left, records each exit, and ends as the rank did (128+n for
 signal n). A rank that is process 1 itself would ignore SIGTERM, and could turn a crash into exit 0. With `--beside`
-before the `--` it runs a command beside the rank instead, see `basilica.beside`.
+before the `--` it runs a command beside the rank instead, see `basilica.rank.exec`.
 
     BASILICA_MAX_RESTARTS   how often the rank may start again after a failure (default 0)
     BASILICA_MESH_TIMEOUT   seconds to wait at the gate at most (default 60)
     BASILICA_EXIT_FILE      where the latest exits are kept, newest last, as JSON
-    BASILICA_DRIVEN         1: run the attempts that the run's keyspace orders instead, see `basilica.driven`
+    BASILICA_DRIVEN         1: run the attempts that the run's keyspace orders instead, see `basilica.rank.agent`
     BASILICA_HOST_ADDRESS   this host's address for training: it is then told which other hosts can be reached from it
 """
 
@@ -165,7 +165,7 @@ def live_world(environment: Mapping[str, str]) -> dict[str, str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     command = list(sys.argv[1:] if arguments is None else arguments)
     if command[:1] == ["--beside"]:
-        from basilica import beside  # noqa: PLC0415 - it is no rank that is wanted
+        from basilica.rank import exec as beside  # noqa: PLC0415 - it is no rank that is wanted
 
         return beside.main(command[1:])
     if command[:1] == ["--"]:
@@ -177,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGINT, _end_at_once)
     _adopt_orphans()
     if os.environ.get("BASILICA_DRIVEN") == "1":
-        from basilica import driven  # noqa: PLC0415 - only where there is somebody to drive
+        from basilica.rank import agent as driven  # noqa: PLC0415 - only where there is somebody to drive
 
         return driven.main(command)
     _tell_of_other_hosts()
@@ -189,7 +189,7 @@ def _tell_of_other_hosts() -> None:
     address = os.environ.get("BASILICA_HOST_ADDRESS")
     if address and os.environ.get("NODE_NAME") and os.environ.get("BASILICA_RDZV_ENDPOINT"):
         # It ends with the container, or with the run's rendezvous.
-        command = [sys.executable, "-m", "basilica.reach", "--address", address]
+        command = [sys.executable, "-m", "basilica.rank.reachability", "--address", address]
         where = os.pathsep.join(filter(None, [OUR_OWN, os.environ.get("PYTHONPATH")]))
         os.posix_spawn(sys.executable, command, {**os.environ, "PYTHONPATH": where})
 

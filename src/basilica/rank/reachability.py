@@ -1,4 +1,4 @@
-"""Tells which of a run's other hosts this one reaches: `python -m basilica.reach --node NAME --address ADDRESS`.
+"""Tells which of a run's other hosts this one reaches: `python -m basilica.rank.reachability --node NAME --address ADDRESS`.
 
 It runs on each host and listens on the address that training uses. Where, it writes to `/basilica/hosts/<node>` of the
 run's rendezvous; there it finds the others, keeps a connection to each and asks for a sign of life on it, often while
@@ -245,7 +245,9 @@ def _parse(node: str, value: str) -> Peer | None:
 def main(argv: list[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
     import argparse  # noqa: PLC0415 - ranks that only use `Reach` start sooner without it
 
-    parser = argparse.ArgumentParser(prog="python -m basilica.reach", description=(__doc__ or "").partition(":")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m basilica.rank.reachability", description=(__doc__ or "").partition(":")[0]
+    )
     parser.add_argument("--node", default=environment.get("NODE_NAME"), help="this host's name (default: NODE_NAME)")
     parser.add_argument("--address", required=True, help="this host's address for training")
     parser.add_argument(
