@@ -14,8 +14,8 @@ import typer
 import basilica
 from basilica.cli.main import app as cli
 from basilica.core import errors as errors_module
-from basilica.kube.crd import definition
-from basilica.kube.yaml import to_yaml
+from basilica.kube.manifests.crd import definition
+from basilica.kube.manifests.yaml import to_yaml
 from basilica.machine.clocks import SteadyClock
 from basilica.server.app import build_app
 from basilica.server.control import ControlPlane, Settings

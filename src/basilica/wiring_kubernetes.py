@@ -10,10 +10,10 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 
-from basilica.kube.access import ConfigurationError
-from basilica.kube.api import KubeApi
-from basilica.kube.reach import INTERNET, networks
-from basilica.kube.run import Settings as RunSettings
+from basilica.kube.client.access import ConfigurationError
+from basilica.kube.client.api import KubeApi
+from basilica.kube.manifests.egress import INTERNET, networks
+from basilica.kube.manifests.run import Settings as RunSettings
 from basilica.machine.clocks import SteadyClock, WallClock
 from basilica.operator.attendance import Attendance
 from basilica.operator.election import DURATION, Election

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from basilica.core.damage import DamagedRun
-from basilica.kube.api import KubeApi
-from basilica.kube.crd import definition
+from basilica.kube.client.api import KubeApi
+from basilica.kube.manifests.crd import definition
 from basilica.ports import Keys, Store
 from basilica.stores.kubernetes import KubernetesKeys, KubernetesStore
 from basilica.testing.kube import KubeServer

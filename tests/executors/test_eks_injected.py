@@ -10,7 +10,7 @@ import pytest
 
 from basilica.executors import EKSExecutor, ReplicaHandle
 from basilica.executors.eks_evidence import GangEvidence
-from basilica.kube.render import COMPLETION_INDEX
+from basilica.kube.manifests.gang import COMPLETION_INDEX
 
 
 class ApiError(Exception):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from basilica.executors import EKSExecutor, ReplicaHandle
-from basilica.kube.refused import ASK_EVERY_S, PODS_WITHIN_S, AwaitedPods, last_refusal
+from basilica.kube.manifests.refused import ASK_EVERY_S, PODS_WITHIN_S, AwaitedPods, last_refusal
 from basilica.testing.executor_contract import SECONDS, until
 from basilica.testing.kube import KubeServer
 from tests.executors.test_eks import Collecting, Gang, make_executor
@@ -21,7 +21,7 @@ REFUSED = "exceeded quota: small"
 
 @pytest.fixture
 def kube(monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeServer]:
-    monkeypatch.setattr("basilica.kube.refused.PODS_WITHIN_S", 0.3)
+    monkeypatch.setattr("basilica.kube.manifests.refused.PODS_WITHIN_S", 0.3)
     monkeypatch.setattr("basilica.executors.eks_follow.LOOK_AGAIN_SECONDS", 1.0)
     with KubeServer(processes=False) as server:
         yield server

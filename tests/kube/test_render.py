@@ -14,8 +14,8 @@ import kubernetes_validate
 import pytest
 
 from basilica.executors.eks import EKSExecutor
-from basilica.kube.indexes import parse_indexes
-from basilica.kube.render import COMPLETION_INDEX, Container, Gang, Placement, indexed_job
+from basilica.kube.manifests.gang import COMPLETION_INDEX, Container, Gang, Placement, indexed_job
+from basilica.kube.manifests.indexes import parse_indexes
 from basilica.testing.kube import KubeServer
 
 Json = dict[str, Any]

@@ -15,8 +15,8 @@ from basilica.core.names import instance_name
 from basilica.core.spec import DeploymentSpec, Exec, Shell, Wanted
 from basilica.core.status import DeploymentStatus
 from basilica.core.world import WorldSize
-from basilica.kube.api import KubeApi
-from basilica.kube.run import Settings
+from basilica.kube.client.api import KubeApi
+from basilica.kube.manifests.run import Settings
 from basilica.runtimes.kubernetes.pod_plan import Patience
 from basilica.runtimes.kubernetes.runtime import KubernetesRuntime
 from basilica.stores.memory import MemoryStore

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from basilica.kube.access import ConfigurationError, TokenFile, in_cluster
-from basilica.kube.api import ApiError, KubeApi
-from basilica.kube.informer import Informer
+from basilica.kube.client.access import ConfigurationError, TokenFile, in_cluster
+from basilica.kube.client.api import ApiError, KubeApi
+from basilica.kube.client.informer import Informer
 from basilica.testing.kube import KubeServer
 
 MAPS = "/api/v1/namespaces/default/configmaps"
@@ -180,7 +180,7 @@ def test_a_kubeconfig_names_the_cluster(kube: KubeServer, tmp_path: Path, monkey
 def test_a_token_that_was_replaced_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert in_cluster(tmp_path) is None
     (tmp_path / "token").write_text("one\n")
-    monkeypatch.setattr("basilica.kube.access.TOKEN_READ_EVERY_S", 0.0)
+    monkeypatch.setattr("basilica.kube.client.access.TOKEN_READ_EVERY_S", 0.0)
     token = TokenFile(tmp_path / "token")
     assert token() == "one"
     (tmp_path / "token").write_text("two\n")

@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from basilica.core.errors import RuntimeUnavailable, ValidationError
-from basilica.kube.api import KubeApi
-from basilica.kube.archives import index_name, part_name
+from basilica.kube.client.api import KubeApi
+from basilica.kube.manifests.archives import index_name, part_name
 from basilica.ports import StoredArchive
 from basilica.runtimes.kubernetes import archives
 from basilica.runtimes.kubernetes.archives import ClusterArchives

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from basilica.kube.api import KubeApi
+from basilica.kube.client.api import KubeApi
 from basilica.ports import Runtime
 from basilica.runtimes.kubernetes.runtime import KubernetesRuntime
 from basilica.testing import RuntimeContract

@@ -12,8 +12,8 @@ from basilica.controller.step import run_of
 from basilica.core.deployment import Deployment
 from basilica.core.spec import Resources
 from basilica.core.why import why
-from basilica.kube.api import KubeApi
-from basilica.kube.run import POD_FINALIZER
+from basilica.kube.client.api import KubeApi
+from basilica.kube.manifests.run import POD_FINALIZER
 from basilica.runtimes.kubernetes import cluster
 from basilica.runtimes.kubernetes.fair_slots import FairSlots
 from basilica.runtimes.kubernetes.runtime import KubernetesRuntime

@@ -12,7 +12,7 @@ import pytest
 
 from basilica.controller.step import run_of
 from basilica.core.errors import Conflict, RuntimeUnavailable
-from basilica.kube.api import KubeApi
+from basilica.kube.client.api import KubeApi
 from basilica.ports import Exited, Output, Run
 from basilica.runtimes.kubernetes import execute as beside
 from basilica.runtimes.kubernetes.runtime import KubernetesRuntime

@@ -11,7 +11,7 @@ import pytest
 from basilica.controller.step import run_of
 from basilica.core.errors import RuntimeUnavailable
 from basilica.core.spec import Resources, Wanted
-from basilica.kube.run import POD_FINALIZER
+from basilica.kube.manifests.run import POD_FINALIZER
 from basilica.operator.release import release_finalizers
 from basilica.runtimes.kubernetes.pod_plan import GANG_RELEASED, Patience
 from basilica.stores.memory import MemoryStore

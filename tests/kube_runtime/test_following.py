@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from basilica.kube.api import KubeApi
+from basilica.kube.client.api import KubeApi
 from basilica.runtimes.kubernetes.logs import LINE_MAX, Follower, Splitter, tail
 from basilica.runtimes.kubernetes.parse import PodFacts
 

@@ -10,7 +10,7 @@ import pytest
 from basilica.controller.step import run_of
 from basilica.core.errors import DeploymentNotFound, DistributedError
 from basilica.core.spec import BenchOnStart, Exec, Resources, Wanted
-from basilica.kube.api import KubeApi
+from basilica.kube.client.api import KubeApi
 from basilica.runtimes.kubernetes.runtime import KubernetesRuntime
 from basilica.testing.kube import KubeServer, NodeSpec, Timing
 from tests.kube_runtime.plane import NAMESPACE, PATIENCE_S, QUICK_FENCE, SETTINGS, Plane, control_plane, sh, with_env

@@ -12,8 +12,8 @@ from basilica.core.deployment import Owner
 from basilica.core.errors import ValidationError
 from basilica.core.spec import DeploymentSpec, Exec, Gpus, ProviderFilter, Resources, Shell
 from basilica.core.world import WorldSize
-from basilica.kube.reach import networks
-from basilica.kube.run import CARRIED_AT, PodGroup, RunObjects, Settings
+from basilica.kube.manifests.egress import networks
+from basilica.kube.manifests.run import CARRIED_AT, PodGroup, RunObjects, Settings
 from basilica.testing.kube import KubeServer
 from basilica.wiring_kubernetes import ClusterOptions, run_settings_of
 

@@ -8,7 +8,7 @@ import pytest
 from basilica.core.seen import Ended
 from basilica.core.spec import Wanted
 from basilica.core.world import WorldSize
-from basilica.kube.run import PodGroup
+from basilica.kube.manifests.run import PodGroup
 from basilica.rendezvous.orders import AttemptRecord, Order
 from basilica.runtimes.kubernetes.node_evidence import Evidence, NodeFacts
 from basilica.runtimes.kubernetes.parse import Gang, PodFacts

@@ -12,7 +12,7 @@ import pytest
 from basilica.controller.step import run_of
 from basilica.core.errors import RuntimeUnavailable
 from basilica.core.reports import Series, SeriesQuery
-from basilica.kube.api import KubeApi
+from basilica.kube.client.api import KubeApi
 from basilica.rendezvous.client import KeysClient
 from basilica.rendezvous.names import REPORTS, SERIES
 from basilica.reports.points import Point

@@ -16,11 +16,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from basilica.kube import api as kube_api
-from basilica.kube import websocket
-from basilica.kube.api import ApiError, KubeApi
-from basilica.kube.exec import execute, exit_code
-from basilica.kube.websocket import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, Control, Frames, WebSocketError
+from basilica.kube.client import api as kube_api
+from basilica.kube.client import websocket
+from basilica.kube.client.api import ApiError, KubeApi
+from basilica.kube.client.exec import execute, exit_code
+from basilica.kube.client.websocket import (
+    BINARY,
+    CLOSE,
+    CONTINUATION,
+    PING,
+    PONG,
+    TEXT,
+    Control,
+    Frames,
+    WebSocketError,
+)
 from tests.kube_runtime.hostile import V4, V5, Behaviour, Conversation, api_server, closing, message, unmasked
 
 POD = "/api/v1/namespaces/u-ada/pods/train-0"

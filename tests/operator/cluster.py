@@ -9,9 +9,9 @@ import httpx
 
 from basilica.core.deployment import Deployment
 from basilica.core.errors import DeploymentNotFound
-from basilica.kube.api import KubeApi
-from basilica.kube.crd import definition
-from basilica.kube.userdeployment import path_of
+from basilica.kube.client.api import KubeApi
+from basilica.kube.manifests.crd import definition
+from basilica.kube.manifests.userdeployment import path_of
 from basilica.machine.clocks import SteadyClock
 from basilica.operator.election import Election
 from basilica.operator.operator import Operator

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import sys
 
-from basilica.kube.run import Settings
+from basilica.kube.manifests.run import Settings
 from basilica.operator.logs import log_as_json
 from basilica.wiring_kubernetes import ClusterOptions, OperatorOptions, operate
 

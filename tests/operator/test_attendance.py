@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from basilica.kube.api import KubeApi
+from basilica.kube.client.api import KubeApi
 from basilica.operator.attendance import PATIENCE, Attendance
 from basilica.operator.election import Election
 from basilica.testing.kube import KubeServer

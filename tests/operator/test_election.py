@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from basilica.core.seen import Sighting
-from basilica.kube.api import KubeApi
-from basilica.kube.userdeployment import instance_of
+from basilica.kube.client.api import KubeApi
+from basilica.kube.manifests.userdeployment import instance_of
 from basilica.operator.election import NAME, Election
 from basilica.operator.operator import CannotLetGo
 from basilica.ports import Run

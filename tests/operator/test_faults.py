@@ -8,8 +8,8 @@ import pytest
 from basilica.core.errors import StaleVersion, StoreUnavailable
 from basilica.core.events import Event
 from basilica.core.phase import Phase
-from basilica.kube.api import ApiError
-from basilica.kube.userdeployment import instance_of
+from basilica.kube.client.api import ApiError
+from basilica.kube.manifests.userdeployment import instance_of
 from basilica.testing.kube import KubeServer
 from basilica.testing.store_contract import a_run
 from tests.operator.cluster import by_hand, deleted, edit, eventually, operating, scaled, tell
@@ -194,7 +194,7 @@ def test_a_create_that_ended_halfway_is_made_good_by_the_next() -> None:
 
 def test_two_servers_at_once_give_a_name_once_and_keep_the_limits() -> None:
     async def story(kube: KubeServer) -> None:
-        from basilica.kube.api import KubeApi
+        from basilica.kube.client.api import KubeApi
         from basilica.ports import Limits
         from basilica.stores.kubernetes import KubernetesStore
 

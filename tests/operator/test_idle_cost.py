@@ -14,7 +14,7 @@ from basilica.core.policy import find_culprit
 from basilica.core.spec import DeploymentSpec, Exec
 from basilica.core.status import DeploymentStatus
 from basilica.core.world import RankExit, RankStatus, WorldSize
-from basilica.kube.userdeployment import RANKS_MAX, body_of, instance_of
+from basilica.kube.manifests.userdeployment import RANKS_MAX, body_of, instance_of
 from basilica.stores.kubernetes import codec
 from basilica.testing.kube import KubeServer
 from basilica.wire.render import render_exits

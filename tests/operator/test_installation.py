@@ -14,10 +14,10 @@ import yaml
 from basilica.core.quantities import format_cpu, format_memory, parse_cpu, parse_memory
 from basilica.core.spec import BenchOnStart, DeploymentSpec, Exec, Gpus, ProviderFilter, Resources, Shell, Wanted
 from basilica.core.world import WorldSize
-from basilica.kube.crd import definition
-from basilica.kube.manifests import manifests
-from basilica.kube.userdeployment import body_of, spec_of
-from basilica.kube.yaml import to_yaml
+from basilica.kube.manifests.control_plane import manifests
+from basilica.kube.manifests.crd import definition
+from basilica.kube.manifests.userdeployment import body_of, spec_of
+from basilica.kube.manifests.yaml import to_yaml
 from basilica.testing.kube import KubeServer
 
 ROOT = Path(__file__).parents[2]

@@ -16,10 +16,10 @@ from basilica.core.names import instance_name
 from basilica.core.spec import DeploymentSpec, Shell, Wanted
 from basilica.core.status import DeploymentStatus
 from basilica.core.world import WorldSize
-from basilica.kube.api import ApiError, KubeApi
-from basilica.kube.manifests import manifests
-from basilica.kube.namespaces import goes_anyway, in_namespace, make_namespace
-from basilica.kube.roles import API, OPERATOR, bindings
+from basilica.kube.client.api import ApiError, KubeApi
+from basilica.kube.client.namespaces import goes_anyway, in_namespace, make_namespace
+from basilica.kube.manifests.control_plane import manifests
+from basilica.kube.manifests.roles import API, OPERATOR, bindings
 from basilica.machine.clocks import WallClock
 from basilica.operator.election import Election
 from basilica.operator.operator import Operator
@@ -243,7 +243,7 @@ def test_a_run_is_not_taken_for_removed_where_only_rights_are_missing() -> None:
 
 
 def test_who_has_no_rights_waits_for_the_operator_and_then_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("basilica.kube.namespaces.RIGHTS_WITHIN_S", 0.5)
+    monkeypatch.setattr("basilica.kube.client.namespaces.RIGHTS_WITHIN_S", 0.5)
 
     async def story(kube: KubeServer) -> None:
         body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x"}}

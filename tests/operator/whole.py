@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from basilica.kube.crd import definition
+from basilica.kube.manifests.crd import definition
 from basilica.server.auth import key_record, new_key
 from basilica.testing.kube import KubeServer, NodeSpec
 from basilica.wiring_kubernetes import ClusterOptions, open_cluster_keys

@@ -9,8 +9,8 @@ from hypothesis.stateful import initialize, rule
 
 from basilica.core.errors import BasilicaError
 from basilica.core.events import RecordedEvent
-from basilica.kube.api import KubeApi
-from basilica.kube.crd import definition
+from basilica.kube.client.api import KubeApi
+from basilica.kube.manifests.crd import definition
 from basilica.ports import Deployment, UsageRow
 from basilica.stores.kubernetes import KubernetesStore
 from basilica.testing.kube import KubeServer

@@ -21,8 +21,8 @@ def manifests(
       basilica manifests --with-api --image example.com/basilica:1 | kubectl apply -f -
     """
     from basilica.core.names import check_name
-    from basilica.kube.manifests import manifests as render
-    from basilica.kube.yaml import to_yaml
+    from basilica.kube.manifests.control_plane import manifests as render
+    from basilica.kube.manifests.yaml import to_yaml
 
     check_name(namespace, "namespace")
     typer.echo(to_yaml(render(namespace=namespace, image=image, with_api=with_api)), nl=False)

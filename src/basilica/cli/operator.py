@@ -57,7 +57,7 @@ def operator(
       basilica operator --kubeconfig ~/.kube/config
       basilica operator --release
     """
-    from basilica.kube.reach import INTERNET
+    from basilica.kube.manifests.egress import INTERNET
     from basilica.operator.logs import log_as_json
     from basilica.wiring_kubernetes import ClusterOptions, OperatorOptions, operate
     from basilica.wiring_kubernetes import release as release_all

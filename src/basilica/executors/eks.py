@@ -38,7 +38,7 @@ from basilica.executors.protocol import (
     ReplicaResult,
 )
 from basilica.executors.results import add_stored_results
-from basilica.kube.render import QUEUE_NAME, Container, Gang, gpu_placement, indexed_job
+from basilica.kube.manifests.gang import QUEUE_NAME, Container, Gang, gpu_placement, indexed_job
 
 APP = "basilica"
 CREATE_ATTEMPTS = 4

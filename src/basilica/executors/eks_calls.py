@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from basilica.executors.eks_evidence import CONTAINER
-from basilica.kube.refused import last_refusal, refusals_of
-from basilica.kube.render import COMPLETION_INDEX
+from basilica.kube.manifests.gang import COMPLETION_INDEX
+from basilica.kube.manifests.refused import last_refusal, refusals_of
 
 Json = dict[str, Any]
 TRANSIENT = frozenset({429, 500, 502, 503, 504})

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from basilica.executors.protocol import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED
-from basilica.kube.indexes import parse_indexes
-from basilica.kube.render import COMPLETION_INDEX
+from basilica.kube.manifests.gang import COMPLETION_INDEX
+from basilica.kube.manifests.indexes import parse_indexes
 
 CONTAINER = "replica"
 LINES_TOLD = 20  # of a failed rank's output, in its error

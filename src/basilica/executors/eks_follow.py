@@ -19,7 +19,7 @@ from basilica.executors.eks_calls import (
 )
 from basilica.executors.eks_evidence import GangEvidence
 from basilica.executors.protocol import LOG_LINES
-from basilica.kube.refused import AwaitedPods
+from basilica.kube.manifests.refused import AwaitedPods
 
 log = logging.getLogger(__name__)
 

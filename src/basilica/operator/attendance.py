@@ -11,9 +11,9 @@ from types import TracebackType
 from typing import Self
 
 from basilica.core.why import Absence
-from basilica.kube.api import KubeApi
-from basilica.kube.informer import Informer
-from basilica.kube.userdeployment import Json
+from basilica.kube.client.api import KubeApi
+from basilica.kube.client.informer import Informer
+from basilica.kube.manifests.userdeployment import Json
 from basilica.operator.election import DURATION, NAME
 
 BLIND_COUNTS_S = 3.0  # a watch that breaks is opened again within moments

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from basilica.kube.api import ApiError, KubeApi
-from basilica.kube.userdeployment import Json
+from basilica.kube.client.api import ApiError, KubeApi
+from basilica.kube.manifests.userdeployment import Json
 
 log = logging.getLogger("basilica.operator")
 

@@ -1,7 +1,7 @@
 """The way out without an operator: nothing that we hold back from deletion stays held."""
 
-from basilica.kube.api import ApiError, KubeApi
-from basilica.kube.userdeployment import EVERYWHERE, GROUP, Json, path_of
+from basilica.kube.client.api import ApiError, KubeApi
+from basilica.kube.manifests.userdeployment import EVERYWHERE, GROUP, Json, path_of
 
 PODS = "/api/v1/pods"
 OURS = "app.kubernetes.io/managed-by=basilica"

@@ -3,10 +3,10 @@
 import asyncio
 import logging
 
-from basilica.kube.api import ApiError, KubeApi
-from basilica.kube.informer import Informer
-from basilica.kube.roles import MANAGED, bindings
-from basilica.kube.userdeployment import Json
+from basilica.kube.client.api import ApiError, KubeApi
+from basilica.kube.client.informer import Informer
+from basilica.kube.manifests.roles import MANAGED, bindings
+from basilica.kube.manifests.userdeployment import Json
 
 log = logging.getLogger("basilica.operator")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from basilica.kube.run import GPUS, PROVIDER
+from basilica.kube.manifests.run import GPUS, PROVIDER
 from basilica.testing.kube import NodeSpec
 from tests.e2e.official.fixtures import Stage, on_a_cluster, seen, telling, version
 from tests.operator.whole import Installation

@@ -9,10 +9,10 @@ from enum import Enum
 from typing import Any
 
 from basilica.core.errors import RuntimeUnavailable
-from basilica.kube.api import ApiError, KubeApi
-from basilica.kube.informer import Informer
-from basilica.kube.namespaces import goes_anyway
-from basilica.kube.run import (
+from basilica.kube.client.api import ApiError, KubeApi
+from basilica.kube.client.informer import Informer
+from basilica.kube.client.namespaces import goes_anyway
+from basilica.kube.manifests.run import (
     BENCH,
     MANAGED_BY,
     POD_FINALIZER,
@@ -25,7 +25,7 @@ from basilica.kube.run import (
     RunObjects,
     Settings,
 )
-from basilica.kube.userdeployment import INSTANCE_LABEL
+from basilica.kube.manifests.userdeployment import INSTANCE_LABEL
 from basilica.ports import Run
 from basilica.runtimes.kubernetes.archives import ClusterArchives
 from basilica.runtimes.kubernetes.node_evidence import Nodes

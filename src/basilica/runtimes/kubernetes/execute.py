@@ -8,9 +8,9 @@ from itertools import takewhile
 from typing import Any, Literal
 
 from basilica.core.errors import Conflict, RuntimeUnavailable
-from basilica.kube.api import ApiError, KubeApi
-from basilica.kube.exec import STDERR, STDOUT, execute
-from basilica.kube.run import WORKER_CONTAINER
+from basilica.kube.client.api import ApiError, KubeApi
+from basilica.kube.client.exec import STDERR, STDOUT, execute
+from basilica.kube.manifests.run import WORKER_CONTAINER
 from basilica.ports import Exited, Output, Run
 from basilica.rank.exec import RUNS
 from basilica.runtimes.kubernetes.parse import PodFacts

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from basilica.core.errors import DistributedError
 from basilica.core.reports import Report
-from basilica.kube.api import ApiError, KubeApi
-from basilica.kube.run import RunObjects
+from basilica.kube.client.api import ApiError, KubeApi
+from basilica.kube.manifests.run import RunObjects
 from basilica.ports import Run
 from basilica.reports.series import POINTS, Told, pack, unpack
 from basilica.runtimes.kubernetes.refusals import refusals

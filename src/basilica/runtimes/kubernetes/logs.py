@@ -9,8 +9,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 
 from basilica.core.errors import RuntimeUnavailable, ValidationError
-from basilica.kube.api import ApiError, KubeApi
-from basilica.kube.run import WORKER_CONTAINER
+from basilica.kube.client.api import ApiError, KubeApi
+from basilica.kube.manifests.run import WORKER_CONTAINER
 from basilica.ports import LogChunk
 from basilica.runtimes.kubernetes.parse import PodFacts
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from basilica.core.fencing import FenceTimes
-from basilica.kube.run import PROVIDER, REGION
+from basilica.kube.manifests.run import PROVIDER, REGION
 from basilica.rendezvous.presence import MISSED, Heard
 
 Json = dict[str, Any]

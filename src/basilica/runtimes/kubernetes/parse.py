@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from basilica.core.seen import Ended, SeenRank, Sight
-from basilica.kube.run import (
+from basilica.kube.manifests.run import (
     POD_GROUP,
     POD_GROUP_RETRIABLE,
     POD_GROUP_SIZE,

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
-from basilica.kube.api import ApiError
-from basilica.kube.namespaces import is_terminating
-from basilica.kube.refused import without_pod_name
+from basilica.kube.client.api import ApiError
+from basilica.kube.client.namespaces import is_terminating
+from basilica.kube.manifests.refused import without_pod_name
 from basilica.ports import Run
 from basilica.runtimes.kubernetes.cluster import Cluster
 from basilica.runtimes.kubernetes.fair_slots import FairSlots

@@ -7,7 +7,7 @@ says that none comes in its place. Such a group is closed, and nobody joins it.
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from basilica.kube.run import PodGroup
+from basilica.kube.manifests.run import PodGroup
 from basilica.runtimes.kubernetes.parse import PodFacts
 
 

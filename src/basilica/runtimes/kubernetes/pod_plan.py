@@ -12,7 +12,7 @@ from enum import Enum
 from basilica.core.seen import Ended, SeenRank, Sight
 from basilica.core.spec import Wanted
 from basilica.core.world import WorldSize
-from basilica.kube.run import PodGroup
+from basilica.kube.manifests.run import PodGroup
 from basilica.rendezvous.orders import AttemptRecord
 from basilica.runtimes.kubernetes.parse import Gang, PodFacts
 from basilica.runtimes.kubernetes.pod_groups import groups_for, pods_to_close

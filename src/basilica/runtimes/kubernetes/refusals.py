@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from basilica.core.errors import RuntimeUnavailable
-from basilica.kube.api import ApiError
+from basilica.kube.client.api import ApiError
 
 
 @contextmanager

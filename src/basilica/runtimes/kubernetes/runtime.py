@@ -14,8 +14,8 @@ from basilica.core.mesh import Announcement
 from basilica.core.reports import Report, Series, SeriesQuery
 from basilica.core.seen import Ended, SeenBench, SeenRank, Sight, Sighting
 from basilica.core.spec import Wanted
-from basilica.kube.api import KubeApi
-from basilica.kube.run import Settings
+from basilica.kube.client.api import KubeApi
+from basilica.kube.manifests.run import Settings
 from basilica.ports import Exited, InUse, LogChunk, Output, Run, StoredArchive
 from basilica.rendezvous.orders import Order
 from basilica.runtimes.kubernetes import logs

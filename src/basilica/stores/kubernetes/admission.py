@@ -10,8 +10,8 @@ from basilica.core.deployment import Deployment
 from basilica.core.errors import Conflict, NameInUse, ValidationError
 from basilica.core.events import Event
 from basilica.core.spec import DeploymentSpec
-from basilica.kube.api import ApiError
-from basilica.kube.userdeployment import RANKS_MAX, Json, owner_reference, path_of
+from basilica.kube.client.api import ApiError
+from basilica.kube.manifests.userdeployment import RANKS_MAX, Json, owner_reference, path_of
 from basilica.ports import Limits
 from basilica.stores.encoding import spec_digest
 from basilica.stores.kubernetes import codec, writing

@@ -3,8 +3,8 @@
 import base64
 
 from basilica.core.errors import BasilicaError, StoreUnavailable, ValidationError
-from basilica.kube.api import ApiError, KubeApi
-from basilica.kube.userdeployment import Json
+from basilica.kube.client.api import ApiError, KubeApi
+from basilica.kube.manifests.userdeployment import Json
 
 MANAGED_BY = {"app.kubernetes.io/managed-by": "basilica"}
 

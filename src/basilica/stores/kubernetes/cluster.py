@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from basilica.core.deployment import Deployment
 from basilica.core.errors import BasilicaError, DeploymentNotFound, StaleVersion, StoreUnavailable
 from basilica.core.events import Event
-from basilica.kube.api import ApiError, KubeApi
-from basilica.kube.informer import Informer
-from basilica.kube.userdeployment import EVERYWHERE, NAME_LABEL, Json, path_of
+from basilica.kube.client.api import ApiError, KubeApi
+from basilica.kube.client.informer import Informer
+from basilica.kube.manifests.userdeployment import EVERYWHERE, NAME_LABEL, Json, path_of
 from basilica.stores.kubernetes import codec, writing
 from basilica.stores.kubernetes.calls import is_gone, read_secret, unavailable
 from basilica.stores.kubernetes.mirror import EventMirror

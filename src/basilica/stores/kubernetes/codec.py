@@ -18,7 +18,7 @@ from basilica.core.spec import DeploymentSpec
 from basilica.core.status import Condition, DeploymentStatus
 from basilica.core.why import why
 from basilica.core.world import RankExit, RankStatus
-from basilica.kube.userdeployment import Json, timestamp
+from basilica.kube.manifests.userdeployment import Json, timestamp
 from basilica.stores.encoding import decode_status, encode_status
 from basilica.stores.rules import EVENTS_KEPT
 

@@ -3,9 +3,9 @@
 import hashlib
 
 from basilica.core.errors import Conflict
-from basilica.kube.api import ApiError, KubeApi
-from basilica.kube.informer import Informer
-from basilica.kube.userdeployment import Json
+from basilica.kube.client.api import ApiError, KubeApi
+from basilica.kube.client.informer import Informer
+from basilica.kube.manifests.userdeployment import Json
 from basilica.ports import ApiKey
 from basilica.stores.kubernetes.calls import core_path, decoded, secret_body, unavailable
 from basilica.stores.kubernetes.cluster import synced

@@ -8,9 +8,9 @@ import hashlib
 import json
 import logging
 
-from basilica.kube.api import ApiError, KubeApi
-from basilica.kube.namespaces import goes_anyway
-from basilica.kube.userdeployment import Json
+from basilica.kube.client.api import ApiError, KubeApi
+from basilica.kube.client.namespaces import goes_anyway
+from basilica.kube.manifests.userdeployment import Json
 from basilica.ports import UsageRow
 from basilica.stores.kubernetes.calls import MANAGED_BY, core_path, unavailable
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from basilica.core.events import Event
-from basilica.kube.api import ApiError, KubeApi, delay
-from basilica.kube.userdeployment import API_VERSION, KIND, Json, timestamp
+from basilica.kube.client.api import ApiError, KubeApi, delay
+from basilica.kube.manifests.userdeployment import API_VERSION, KIND, Json, timestamp
 from basilica.stores.kubernetes.calls import core_path
 
 log = logging.getLogger("basilica.store")

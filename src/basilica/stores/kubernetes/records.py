@@ -17,8 +17,8 @@ from basilica.core.errors import (
 from basilica.core.names import namespace_of
 from basilica.core.spec import DeploymentSpec, Wanted
 from basilica.core.status import DeploymentStatus
-from basilica.kube.informer import version_of
-from basilica.kube.userdeployment import (
+from basilica.kube.client.informer import version_of
+from basilica.kube.manifests.userdeployment import (
     CREATED_AT,
     DIGEST,
     KEY,

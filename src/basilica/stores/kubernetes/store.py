@@ -19,8 +19,8 @@ from basilica.core.events import Event, RecordedEvent
 from basilica.core.names import namespace_of
 from basilica.core.spec import DeploymentSpec, Wanted
 from basilica.core.status import DeploymentStatus
-from basilica.kube.api import ApiError, KubeApi
-from basilica.kube.userdeployment import REQUESTED, Json, body_of, path_of, secret_of
+from basilica.kube.client.api import ApiError, KubeApi
+from basilica.kube.manifests.userdeployment import REQUESTED, Json, body_of, path_of, secret_of
 from basilica.ports import NO_LIMITS, Limits, UsageRow
 from basilica.stores.kubernetes import codec, writing
 from basilica.stores.kubernetes.admission import Admission

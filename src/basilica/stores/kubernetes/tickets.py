@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from basilica.core.errors import StoreUnavailable
-from basilica.kube.api import ApiError, KubeApi
-from basilica.kube.namespaces import in_namespace
-from basilica.kube.userdeployment import Json
+from basilica.kube.client.api import ApiError, KubeApi
+from basilica.kube.client.namespaces import in_namespace
+from basilica.kube.manifests.userdeployment import Json
 from basilica.stores.kubernetes.calls import MANAGED_BY, core_path, unavailable
 
 NAME = "basilica-ticket"

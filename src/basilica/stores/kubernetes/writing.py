@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 
 from basilica.core.deployment import Deployment
-from basilica.kube.userdeployment import (
+from basilica.kube.manifests.userdeployment import (
     API_VERSION,
     CREATED_AT,
     DIGEST,

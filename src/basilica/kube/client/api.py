@@ -15,8 +15,8 @@ from typing import Any, Literal, Self
 
 import httpx
 
-from basilica.kube.access import Access, in_cluster, kubeconfig_access
-from basilica.kube.websocket import Opening, WebSocket
+from basilica.kube.client.access import Access, in_cluster, kubeconfig_access
+from basilica.kube.client.websocket import Opening, WebSocket
 
 Json = dict[str, Any]
 Propagation = Literal["Background", "Foreground", "Orphan"]

@@ -5,8 +5,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from basilica.kube.api import ApiError, KubeApi, delay
-from basilica.kube.roles import MANAGED
+from basilica.kube.client.api import ApiError, KubeApi, delay
+from basilica.kube.manifests.roles import MANAGED
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from typing import Any
 
-from basilica.kube.api import PAGE, ApiError, KubeApi, delay
+from basilica.kube.client.api import PAGE, ApiError, KubeApi, delay
 
 Json = dict[str, Any]
 Key = tuple[str, str]  # namespace, name

@@ -10,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 from basilica.core.names import NAME_MAX
 from basilica.core.phase import Phase
 from basilica.core.spec import ARG_BYTES_MAX, GRACE_SECONDS, SCRIPT_BYTES_MAX, SECONDS_MAX, BenchOnStart, DeploymentSpec
-from basilica.kube.userdeployment import GROUP, KIND, PLURAL, RANKS_MAX, VERSION
+from basilica.kube.manifests.userdeployment import GROUP, KIND, PLURAL, RANKS_MAX, VERSION
 
 Json = dict[str, Any]
 

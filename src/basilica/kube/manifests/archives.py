@@ -7,7 +7,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from basilica.kube.userdeployment import GROUP
+from basilica.kube.manifests.userdeployment import GROUP
 
 Json = dict[str, Any]
 

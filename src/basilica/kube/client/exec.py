@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from basilica.kube.api import UNREACHABLE, ApiError, KubeApi
-from basilica.kube.websocket import Piece, WebSocket, WebSocketError
+from basilica.kube.client.api import UNREACHABLE, ApiError, KubeApi
+from basilica.kube.client.websocket import Piece, WebSocket, WebSocketError
 
 PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")  # the second is that of servers before 1.30
 STDOUT, STDERR, ERROR = 1, 2, 3

@@ -14,9 +14,10 @@ from typing import Any
 from basilica.core.deployment import Owner
 from basilica.core.fencing import FenceTimes
 from basilica.core.spec import DeploymentSpec, Shell
-from basilica.kube import archives, reach
-from basilica.kube.render import QUEUE_NAME, Container, Gang, Json, literal, rank_pod
-from basilica.kube.userdeployment import API_VERSION, GROUP, INSTANCE_LABEL, KIND
+from basilica.kube.manifests.control_plane import archives
+from basilica.kube.manifests.control_plane import egress as reach
+from basilica.kube.manifests.gang import QUEUE_NAME, Container, Gang, Json, literal, rank_pod
+from basilica.kube.manifests.userdeployment import API_VERSION, GROUP, INSTANCE_LABEL, KIND
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
 ROLE = f"{GROUP}/role"

@@ -9,9 +9,9 @@ to bind widens rights, so an admission policy holds it to namespaces with the la
 from collections.abc import Sequence
 from typing import Any
 
-from basilica.kube.crd import definition
-from basilica.kube.roles import API, MANAGED, OPERATOR, RBAC, RUNS_ROLES
-from basilica.kube.userdeployment import GROUP, PLURAL
+from basilica.kube.manifests.crd import definition
+from basilica.kube.manifests.roles import API, MANAGED, OPERATOR, RBAC, RUNS_ROLES
+from basilica.kube.manifests.userdeployment import GROUP, PLURAL
 
 Json = dict[str, Any]
 
