@@ -11,7 +11,7 @@ from basilica.machine.places import STATE_FILE
 from basilica.ports import Limits
 from basilica.server.control import Settings
 from basilica.server.serve import Listen, Parts, serve
-from basilica.stores.sqlite import SqliteStore
+from basilica.stores.sqlite.store import SqliteStore
 from basilica.testing.fake_runtime import FakeRuntime
 from basilica.wiring import open_keys
 

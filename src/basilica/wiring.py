@@ -19,8 +19,8 @@ from basilica.runtimes.local.run_as import User, closed_to, find_user
 from basilica.runtimes.local.runtime import LocalRuntime
 from basilica.server.control import Settings
 from basilica.server.serve import CannotServe, Listen, Parts, serve, take_key
-from basilica.stores.keys import SqliteKeys
-from basilica.stores.sqlite import SqliteStore
+from basilica.stores.sqlite.keys import SqliteKeys
+from basilica.stores.sqlite.store import SqliteStore
 
 log = logging.getLogger("basilica.server")
 

@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 from basilica.ports import Keys, Store
-from basilica.stores.cache import CACHE_CHARACTERS
-from basilica.stores.keys import SqliteKeys
-from basilica.stores.sqlite import SqliteStore
+from basilica.stores.sqlite.cache import CACHE_CHARACTERS
+from basilica.stores.sqlite.keys import SqliteKeys
+from basilica.stores.sqlite.store import SqliteStore
 from basilica.testing.store_contract import KeysContract, StoreContract
 from basilica.testing.store_contract.damage import Part
 

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from basilica.server.auth import key_record
-from basilica.stores.keys import SqliteKeys
-from basilica.stores.sqlite import SqliteStore
+from basilica.stores.sqlite.keys import SqliteKeys
+from basilica.stores.sqlite.store import SqliteStore
 from tests.support.world import STORY_SECONDS, World, a_request, error_of, key_of, story
 
 OF_A_RUN = [

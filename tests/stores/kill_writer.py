@@ -14,7 +14,7 @@ from pathlib import Path
 
 from basilica.core.events import Event
 from basilica.core.phase import Phase
-from basilica.stores.sqlite import SqliteStore
+from basilica.stores.sqlite.store import SqliteStore
 from basilica.testing.store_contract import CREATED, a_run
 
 TASKS = 8

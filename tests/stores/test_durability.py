@@ -12,7 +12,7 @@ from basilica.core.deployment import Deployment
 from basilica.core.spec import DeploymentSpec, Exec, Wanted
 from basilica.core.status import DeploymentStatus
 from basilica.core.world import WorldSize
-from basilica.stores.sqlite import SqliteStore
+from basilica.stores.sqlite.store import SqliteStore
 
 def acknowledge(what):
     os.write(1, f"ACK {what}\\n".encode())

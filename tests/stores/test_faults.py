@@ -15,7 +15,7 @@ import pytest
 
 from basilica.core.errors import DeploymentNotFound, StoreUnavailable
 from basilica.ports import Deployment
-from basilica.stores.sqlite import SqliteStore
+from basilica.stores.sqlite.store import SqliteStore
 from basilica.testing.store_contract import CREATED, a_run, run
 
 KILLS = 25

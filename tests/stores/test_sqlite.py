@@ -14,9 +14,9 @@ from basilica.core.errors import DeploymentNotFound, NameInUse, StaleVersion, St
 from basilica.core.phase import Phase
 from basilica.core.spec import DeploymentSpec
 from basilica.ports import ApiKey, Deployment
-from basilica.stores.cache import DeploymentCache, weigh
-from basilica.stores.keys import SqliteKeys
-from basilica.stores.sqlite import SqliteStore
+from basilica.stores.sqlite.cache import DeploymentCache, weigh
+from basilica.stores.sqlite.keys import SqliteKeys
+from basilica.stores.sqlite.store import SqliteStore
 from basilica.testing.store_contract import CREATED, a_run, ended, let_others_run, run
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
 from basilica.ports import Store
-from basilica.stores.sqlite import SqliteStore
+from basilica.stores.sqlite.store import SqliteStore
 from basilica.testing.store_contract import a_run
 from tests.stores.model import StoreMachine
 from tests.support.exploring import examples

@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 
 from basilica.core.errors import StoreUnavailable
-from basilica.stores import schema
-from basilica.stores.errors import StateFileRefused, StateInUse
-from basilica.stores.ownership import Ownership
-from basilica.stores.sqlite import SqliteStore
+from basilica.stores.sqlite.errors import StateFileRefused, StateInUse
+from basilica.stores.sqlite.ownership import Ownership
+from basilica.stores.sqlite.store import SqliteStore, schema
 from basilica.testing.store_contract import CREATED, a_run, run
 
 NOBODY = 65534
@@ -140,7 +139,7 @@ def test_a_second_opener_is_told_who_the_first_is_and_the_first_goes_on(tmp_path
 
 OWN_AND_FORK = """
 import os, pathlib, sys, time
-from basilica.stores.ownership import Ownership
+from basilica.stores.sqlite.ownership import Ownership
 held = Ownership.take(pathlib.Path(sys.argv[1]))
 if os.fork() == 0:
     print(os.getpid(), flush=True)

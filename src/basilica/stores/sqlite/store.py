@@ -21,11 +21,11 @@ from basilica.core.status import DeploymentStatus
 from basilica.machine.high_water import HighWaterMark
 from basilica.machine.space_ahead import SpaceAhead
 from basilica.ports import NO_LIMITS, Deployment, Limits, UsageRow
-from basilica.stores import schema, tables
 from basilica.stores.bell import Bell
-from basilica.stores.cache import CACHE_CHARACTERS, DeploymentCache
-from basilica.stores.ownership import Ownership
-from basilica.stores.writer import Writer
+from basilica.stores.sqlite.cache import CACHE_CHARACTERS, DeploymentCache
+from basilica.stores.sqlite.ownership import Ownership
+from basilica.stores.sqlite.store import schema, tables
+from basilica.stores.sqlite.writer import Writer
 
 SLICE_SECONDS = 0.005
 """A long listing lets others have their turn in the loop this often."""

@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from basilica.core.errors import StoreUnavailable
-from basilica.stores.errors import StateFileRefused
+from basilica.stores.sqlite.errors import StateFileRefused
 
 APPLICATION_ID = 0x62736C63  # "bslc", in the file's header
 BUSY_SECONDS = 5.0

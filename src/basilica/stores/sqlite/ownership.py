@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from weakref import WeakSet
 
-from basilica.stores.errors import StateInUse
+from basilica.stores.sqlite.errors import StateInUse
 
 
 class Ownership:
