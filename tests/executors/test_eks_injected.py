@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from basilica.executors import EKSExecutor, ReplicaHandle
-from basilica.executors.eks_evidence import GangEvidence
+from basilica.executors.eks.evidence import GangEvidence
 from basilica.kube.manifests.gang import COMPLETION_INDEX
 
 

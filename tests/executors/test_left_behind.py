@@ -95,7 +95,7 @@ def test_a_launch_that_is_broken_off_cancels_what_it_started(trouble: BaseExcept
 
 @pytest.mark.parametrize("trouble", [KeyboardInterrupt(), ConnectionResetError("the answer is lost")])
 def test_a_job_that_may_have_been_created_is_deleted(monkeypatch: pytest.MonkeyPatch, trouble: BaseException) -> None:
-    monkeypatch.setattr("basilica.executors.eks.FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("basilica.executors.eks.executor.FIRST_PAUSE_SECONDS", 0.0)
     with KubeServer(processes=False) as kube:
         executor = make_executor(kube.url)
         batch = executor._calls()._batch
@@ -115,7 +115,7 @@ def test_a_job_that_may_have_been_created_is_deleted(monkeypatch: pytest.MonkeyP
 
 
 def test_a_job_that_could_not_be_deleted_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("basilica.executors.eks.FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("basilica.executors.eks.executor.FIRST_PAUSE_SECONDS", 0.0)
     with KubeServer(processes=False) as kube:
         kube.fail("create", "jobs", status=503, times=4)
         kube.fail("delete", "jobs", status=503)

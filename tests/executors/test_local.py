@@ -17,7 +17,7 @@ import pytest
 
 from basilica.core.errors import BasilicaError
 from basilica.executors import LocalProcessExecutor, gather_logs
-from basilica.executors.gang import NEWS, Gang, State
+from basilica.executors.local.gang import NEWS, Gang, State
 from basilica.executors.protocol import CANCELLED, FAILED, RUNNING, SUCCEEDED, ReplicaHandle
 from basilica.machine.layout import Key, Layout
 from basilica.machine.places import start_of
@@ -262,8 +262,8 @@ def test_a_warden_killed_at_any_moment_of_a_launch_leaves_nothing(
         time.sleep(0.2)
         rmtree(directory, **options)
 
-    monkeypatch.setattr("basilica.executors.local.subprocess.Popen", doomed)
-    monkeypatch.setattr("basilica.executors.local.shutil.rmtree", slowly)
+    monkeypatch.setattr("basilica.executors.local.executor.subprocess.Popen", doomed)
+    monkeypatch.setattr("basilica.executors.local.executor.shutil.rmtree", slowly)
     killers: list[threading.Thread] = []
     launched = 0
     delays = [*(0.02 * step for step in range(15)), 3.0]

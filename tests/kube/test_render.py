@@ -13,7 +13,7 @@ from unittest.mock import patch
 import kubernetes_validate
 import pytest
 
-from basilica.executors.eks import EKSExecutor
+from basilica.executors.eks.executor import EKSExecutor
 from basilica.kube.manifests.gang import COMPLETION_INDEX, Container, Gang, Placement, indexed_job
 from basilica.kube.manifests.indexes import parse_indexes
 from basilica.testing.kube import KubeServer

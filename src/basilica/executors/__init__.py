@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from basilica.executors.basilica import BasilicaExecutor
-    from basilica.executors.eks import EKSExecutor
-    from basilica.executors.local import LocalProcessExecutor
+    from basilica.executors.eks.executor import EKSExecutor
+    from basilica.executors.local.executor import LocalProcessExecutor
     from basilica.executors.modal import ModalSpawnExecutor
     from basilica.executors.progress import live_table
     from basilica.executors.protocol import ReplicaHandle, ReplicaResult, ServerlessExecutor, gather_logs

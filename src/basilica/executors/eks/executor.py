@@ -23,9 +23,9 @@ from basilica.executors.arguments import (
     new_gang_name,
     nobody_is_fine,
 )
-from basilica.executors.eks_calls import Calls, is_transient, retry_after, status_of
-from basilica.executors.eks_evidence import CONTAINER, GangEvidence, rank_of, waits_for
-from basilica.executors.eks_follow import FIRST_PAUSE_SECONDS, LOOK_AGAIN_SECONDS, WATCH_SECONDS, Following, Place
+from basilica.executors.eks.calls import Calls, is_transient, retry_after, status_of
+from basilica.executors.eks.evidence import CONTAINER, GangEvidence, rank_of, waits_for
+from basilica.executors.eks.follow import FIRST_PAUSE_SECONDS, LOOK_AGAIN_SECONDS, WATCH_SECONDS, Following, Place
 from basilica.executors.environment import RENDEZVOUS_URI, replica_environment
 from basilica.executors.launching import gang_handles, replica_command
 from basilica.executors.outcomes import Changes, Outcome, placeholder, replica_result

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from threading import Event
 from typing import Any
 
-from basilica.executors.eks_calls import (
+from basilica.executors.eks.calls import (
     SILENCE_SECONDS,
     Calls,
     WatchExpired,
@@ -17,7 +17,7 @@ from basilica.executors.eks_calls import (
     retry_after,
     status_of,
 )
-from basilica.executors.eks_evidence import GangEvidence
+from basilica.executors.eks.evidence import GangEvidence
 from basilica.executors.protocol import LOG_LINES
 from basilica.kube.manifests.refused import AwaitedPods
 

@@ -1,4 +1,4 @@
-"""The process that looks after one local gang: `python -m basilica.executors.warden`, with its task as JSON on stdin.
+"""The process that looks after one local gang: `python -m basilica.executors.local.warden`, with its task as JSON on stdin.
 
 It has the replicas started by the local runtime's fork server, each under a supervisor that writes down how it ends.
 It stops them when their time is up, and when the process that wanted them is gone. What is known of them is in files
@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from basilica.core.errors import BasilicaError, RuntimeUnavailable
-from basilica.executors.gang import NEWS, OVER, TIME_IS_UP, TOLD, Gang, Task, process_namespace
+from basilica.executors.local.gang import NEWS, OVER, TIME_IS_UP, TOLD, Gang, Task, process_namespace
 from basilica.machine import files
 from basilica.machine.clocks import SteadyClock
 from basilica.machine.descriptors import more_descriptors

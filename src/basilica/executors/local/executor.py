@@ -34,8 +34,8 @@ from basilica.executors.arguments import (
     nobody_is_fine,
 )
 from basilica.executors.environment import RANK_ENV, replica_environment
-from basilica.executors.gang import NEWS, Gang, State, Task, told_of_changes
 from basilica.executors.launching import gang_handles, gang_metadata, import_path, replica_command, shipped_function
+from basilica.executors.local.gang import NEWS, Gang, State, Task, told_of_changes
 from basilica.executors.outcomes import Changes, Outcome, placeholder, replica_result
 from basilica.executors.protocol import (
     ENDED,
@@ -253,7 +253,7 @@ def _start_warden(task: Task) -> None:
     directory = Path(task["directory"])
     with (directory / "warden.log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "basilica.executors.warden"],
+            [sys.executable, "-P", "-m", "basilica.executors.local.warden"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

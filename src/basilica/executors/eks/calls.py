@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from basilica.executors.eks_evidence import CONTAINER
+from basilica.executors.eks.evidence import CONTAINER
 from basilica.kube.manifests.gang import COMPLETION_INDEX
 from basilica.kube.manifests.refused import last_refusal, refusals_of
 
