@@ -6,10 +6,10 @@ from pathlib import Path
 
 import uvloop
 
+from basilica.controller.plane import Settings
 from basilica.machine.clocks import SteadyClock
 from basilica.machine.places import STATE_FILE
 from basilica.ports import Limits
-from basilica.server.control import Settings
 from basilica.server.serve import Listen, Parts, serve
 from basilica.stores.sqlite.store import SqliteStore
 from basilica.testing.fake_runtime import FakeRuntime

@@ -13,12 +13,12 @@ import typer
 
 import basilica
 from basilica.cli.main import app as cli
+from basilica.controller.plane import ControlPlane, Settings
 from basilica.core import errors as errors_module
 from basilica.kube.manifests.crd import definition
 from basilica.kube.manifests.yaml import to_yaml
 from basilica.machine.clocks import SteadyClock
 from basilica.server.app import build_app
-from basilica.server.control import ControlPlane, Settings
 from basilica.server.metrics import Metrics
 from basilica.stores.memory import MemoryKeys, MemoryStore
 from basilica.testing.fake_runtime import FakeRuntime

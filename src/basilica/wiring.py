@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
+from basilica.controller.plane import Settings
 from basilica.core.damage import Trouble
 from basilica.core.errors import BasilicaError
 from basilica.machine.clocks import SteadyClock, keep_clock, open_clock
@@ -17,7 +18,6 @@ from basilica.machine.state_dir import StateDirectory, tighten, unsafe
 from basilica.machine.stray_runs import find_stray_runs, trouble_of, trouble_of_damage, trouble_of_loss
 from basilica.runtimes.local.run_as import User, closed_to, find_user
 from basilica.runtimes.local.runtime import LocalRuntime
-from basilica.server.control import Settings
 from basilica.server.serve import CannotServe, Listen, Parts, serve, take_key
 from basilica.stores.sqlite.keys import SqliteKeys
 from basilica.stores.sqlite.store import SqliteStore

@@ -10,6 +10,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 
+from basilica.controller.plane import ControlPlane, Settings
 from basilica.kube.client.access import ConfigurationError
 from basilica.kube.client.api import KubeApi
 from basilica.kube.manifests.egress import INTERNET, networks
@@ -24,7 +25,6 @@ from basilica.operator.release import release_finalizers
 from basilica.operator.rights import NamespaceRights
 from basilica.ports import Runtime
 from basilica.runtimes.kubernetes.runtime import KubernetesRuntime
-from basilica.server.control import ControlPlane, Settings
 from basilica.server.serve import CannotServe, Listen, Parts, serve_stateless, take_key
 from basilica.stores.kubernetes import KubernetesKeys, KubernetesStore, Refusals
 

@@ -4,12 +4,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from basilica.controller.loop import Controller
+from basilica.controller.plane import ControlPlane, Settings
 from basilica.core.deployment import Deployment
 from basilica.core.phase import Phase
 from basilica.core.spec import DeploymentSpec, Exec
 from basilica.core.world import WorldSize
 from basilica.machine.clocks import SteadyClock
-from basilica.server.control import ControlPlane, Settings
 from basilica.stores.memory import MemoryStore
 from basilica.testing.fake_runtime import FakeRuntime
 

@@ -13,6 +13,7 @@ import httpx
 import uvicorn
 
 from basilica.controller.loop import Controller
+from basilica.controller.plane import DEFAULT_LIMITS, ControlPlane, Settings
 from basilica.core.actions import Stop
 from basilica.core.deployment import Deployment
 from basilica.core.errors import ValidationError
@@ -22,7 +23,6 @@ from basilica.server.acceptor import LimitedServer
 from basilica.server.app import build_app
 from basilica.server.auth import key_record
 from basilica.server.connections import ConnectionLimits
-from basilica.server.control import DEFAULT_LIMITS, ControlPlane, Settings
 from basilica.server.metrics import Metrics
 from basilica.server.serve import Listen, bind
 from basilica.stores.memory import MemoryKeys, MemoryStore

@@ -74,9 +74,9 @@ def serve(
     """
     if detach is not None:
         _detach(detach)
+    from basilica.controller.plane import Settings
     from basilica.machine.places import default_state_dir
     from basilica.ports import Limits
-    from basilica.server.control import Settings
     from basilica.server.serve import Listen
     from basilica.wiring import serve_embedded
 

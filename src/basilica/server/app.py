@@ -11,9 +11,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from basilica import __version__
+from basilica.controller.plane import ControlPlane
 from basilica.core.errors import BasilicaError, ValidationError
 from basilica.ports import Keys
-from basilica.server.control import ControlPlane
 from basilica.server.metrics import Metrics
 from basilica.server.middleware import BodyTooLarge, Gate
 from basilica.server.openapi import describe

@@ -4,11 +4,11 @@ changes."""
 import asyncio
 from collections.abc import AsyncGenerator
 
+from basilica.controller.plane import ControlPlane
 from basilica.core.damage import DamagedRun
 from basilica.core.deployment import Deployment
 from basilica.core.errors import DeploymentDamaged, DeploymentNotFound
 from basilica.core.names import namespace_of
-from basilica.server.control import ControlPlane
 from basilica.server.streams import KEEP_ALIVE_SECONDS, cancel
 from basilica.wire.console import RunChanges, RunRow, render_damaged_row, render_row
 

@@ -16,9 +16,9 @@ from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import RedirectResponse, Response
 
 from basilica import __version__
+from basilica.controller.plane import ControlPlane
 from basilica.ports import Keys
 from basilica.server.auth import authenticate
-from basilica.server.control import ControlPlane
 from basilica.server.overview import watch_all
 from basilica.server.problems import plain
 from basilica.server.sessions import SESSION_SECONDS, Sessions

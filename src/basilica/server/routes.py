@@ -11,13 +11,13 @@ from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response
 
 from basilica import __version__
+from basilica.controller.plane import ControlPlane
 from basilica.controller.step import run_of
 from basilica.core.deployment import Deployment
 from basilica.core.errors import AuthorizationError, Conflict, DeploymentDamaged, DeploymentNotFound, ValidationError
 from basilica.core.reports import POINTS_DEFAULT, POINTS_MAX, SeriesQuery
 from basilica.core.spec import check_command
 from basilica.core.why import why, with_troubles
-from basilica.server.control import ControlPlane
 from basilica.server.logs import NDJSON, LogQuery, answer_logs, parse_cursors
 from basilica.server.metrics import Metrics
 from basilica.server.outputs import last_words, render_results, rendering, stream_output

@@ -19,6 +19,7 @@ from pathlib import Path
 import uvicorn
 
 from basilica.controller.loop import Controller
+from basilica.controller.plane import ControlPlane, Settings
 from basilica.core.damage import Trouble
 from basilica.core.errors import BasilicaError
 from basilica.core.why import Absence
@@ -28,7 +29,6 @@ from basilica.ports import Clock, Keys, Runtime, Store
 from basilica.server.acceptor import LimitedServer
 from basilica.server.app import build_app
 from basilica.server.auth import check_key, digest_of, key_record, new_key
-from basilica.server.control import ControlPlane, Settings
 from basilica.server.idle import IdleExit
 from basilica.server.metrics import Metrics
 from basilica.server.sessions import SESSIONS_FILE, Sessions
