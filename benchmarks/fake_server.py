@@ -13,7 +13,7 @@ from basilica.ports import Limits
 from basilica.server.serve import Listen, Parts, serve
 from basilica.stores.sqlite.store import SqliteStore
 from basilica.testing.fake_runtime import FakeRuntime
-from basilica.wiring import open_keys
+from basilica.wiring.local import open_keys
 
 
 async def main(port: int, state_dir: Path, *, finish: bool) -> None:

@@ -15,7 +15,7 @@ from basilica.core.world import WorldSize
 from basilica.kube.manifests.egress import networks
 from basilica.kube.manifests.run import CARRIED_AT, PodGroup, RunObjects, Settings
 from basilica.testing.kube import KubeServer
-from basilica.wiring_kubernetes import ClusterOptions, run_settings_of
+from basilica.wiring.kubernetes import ClusterOptions, run_settings_of
 
 
 def objects(settings: Settings | None = None, **spec: Any) -> RunObjects:

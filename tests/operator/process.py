@@ -10,7 +10,7 @@ import sys
 
 from basilica.kube.manifests.run import Settings
 from basilica.operator.logs import log_as_json
-from basilica.wiring_kubernetes import ClusterOptions, OperatorOptions, operate
+from basilica.wiring.kubernetes import ClusterOptions, OperatorOptions, operate
 
 SETTINGS = Settings(
     image="basilica",

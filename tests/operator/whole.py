@@ -11,7 +11,7 @@ from pathlib import Path
 from basilica.kube.manifests.crd import definition
 from basilica.server.auth import key_record, new_key
 from basilica.testing.kube import KubeServer, NodeSpec
-from basilica.wiring_kubernetes import ClusterOptions, open_cluster_keys
+from basilica.wiring.kubernetes import ClusterOptions, open_cluster_keys
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 30

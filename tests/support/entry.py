@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 import uvicorn.protocols.http.httptools_impl  # noqa: F401
 
 import basilica.cli.local_server
-import basilica.wiring  # noqa: F401
+import basilica.wiring.local  # noqa: F401
 from basilica.cli.main import main
 
 

@@ -72,7 +72,7 @@ def doctor(
 
 def examine_directory(directory: Path) -> Iterator[Finding]:
     """Whether the state directory is whole, and who could read it."""
-    from basilica.repair import examine_state
+    from basilica.wiring.repair import examine_state
 
     troubles = examine_state(directory)
     if not troubles:
@@ -91,7 +91,7 @@ def examine_directory(directory: Path) -> Iterator[Finding]:
 
 
 def _repair(directory: Path, *, as_json: bool, yes: bool) -> None:
-    from basilica.repair import examine_state, repair_state
+    from basilica.wiring.repair import examine_state, repair_state
 
     troubles = examine_state(directory)
     if not troubles:

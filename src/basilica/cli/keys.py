@@ -24,11 +24,11 @@ def _opened(
     store: StoreKind, state_dir: Path | None, kubeconfig: str | None, context: str | None, namespace: str | None
 ) -> "AbstractAsyncContextManager[Keys]":
     if store is StoreKind.KUBERNETES:
-        from basilica.wiring_kubernetes import ClusterOptions, open_cluster_keys
+        from basilica.wiring.kubernetes import ClusterOptions, open_cluster_keys
 
         return open_cluster_keys(ClusterOptions(kubeconfig=kubeconfig, context=context, namespace=namespace))
     from basilica.machine.places import default_state_dir
-    from basilica.wiring import open_keys
+    from basilica.wiring.local import open_keys
 
     return open_keys(state_dir or default_state_dir())
 

@@ -59,8 +59,8 @@ def operator(
     """
     from basilica.kube.manifests.egress import INTERNET
     from basilica.operator.logs import log_as_json
-    from basilica.wiring_kubernetes import ClusterOptions, OperatorOptions, operate
-    from basilica.wiring_kubernetes import release as release_all
+    from basilica.wiring.kubernetes import ClusterOptions, OperatorOptions, operate
+    from basilica.wiring.kubernetes import release as release_all
 
     level = log_level_of(log_level)
     options = ClusterOptions(

@@ -78,7 +78,7 @@ def serve(
     from basilica.machine.places import default_state_dir
     from basilica.ports import Limits
     from basilica.server.serve import Listen
-    from basilica.wiring import serve_embedded
+    from basilica.wiring.local import serve_embedded
 
     level = log_level_of(log_level)
     if store is StoreKind.KUBERNETES:
@@ -109,7 +109,7 @@ def serve(
     if store is StoreKind.LOCAL:
         run(serve_embedded(listen, directory, settings, key, announce, run_as=run_as))
         return
-    from basilica.wiring_kubernetes import ClusterOptions, serve_kubernetes
+    from basilica.wiring.kubernetes import ClusterOptions, serve_kubernetes
 
     leave = None if idle_exit == "0" else idle_exit
     _only_local(run_as=run_as, retention=retention, idle_exit=leave, state_dir=state_dir)
