@@ -8,7 +8,7 @@ import pytest
 
 from basilica.core.reports import ROUND_NUMBERS
 from basilica.diloco import ArrayDiLoCo, ObjectStoreAllReduce
-from basilica.reports import writer as reporting
+from basilica.reports import writer
 from basilica.reports.points import Point, read_points
 from tests.diloco.gang import fresh_uri
 
@@ -33,9 +33,9 @@ def told(place: Path) -> list[Point]:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """This process as a rank that has not reported yet."""
-    monkeypatch.setenv(reporting.FILE_ENV, str(tmp_path / "reports" / "0.1"))
-    monkeypatch.delenv(reporting.BELL_ENV, raising=False)
-    monkeypatch.setattr(reporting, "_here", reporting._Process())
+    monkeypatch.setenv(writer.FILE_ENV, str(tmp_path / "reports" / "0.1"))
+    monkeypatch.delenv(writer.BELL_ENV, raising=False)
+    monkeypatch.setattr(writer, "_here", writer._Process())
     return tmp_path / "reports"
 
 
@@ -69,8 +69,8 @@ def test_a_long_run_keeps_its_rounds_apart(place: Path) -> None:
     """Where the file is full, points are merged; but a point has one round as long as steps outnumber rounds."""
     for round in range(200):
         for step in range(60):
-            reporting.report(step=60 * round + step, loss=0.123456789, other=0.987654321)
-        reporting.note(**{name: float(round) for name in ROUND_NUMBERS})
+            writer.report(step=60 * round + step, loss=0.123456789, other=0.987654321)
+        writer.note(**{name: float(round) for name in ROUND_NUMBERS})
     points = [point.values["diloco_round"] for point in told(place) if "diloco_round" in point.values]
     assert max(count for *_, count in points) == 1
     newest = told(place)[-1].last["diloco_round"]  # of a point that is still being gathered
@@ -80,8 +80,8 @@ def test_a_long_run_keeps_its_rounds_apart(place: Path) -> None:
 
 
 def test_outside_a_deployment_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(reporting.FILE_ENV, raising=False)
-    monkeypatch.setattr(reporting, "_here", reporting._Process())
+    monkeypatch.delenv(writer.FILE_ENV, raising=False)
+    monkeypatch.setattr(writer, "_here", writer._Process())
     monkeypatch.chdir(tmp_path)
     train(fresh_uri())
     assert list(tmp_path.iterdir()) == []

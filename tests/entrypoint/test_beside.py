@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from basilica.rank import exec as beside
+from basilica.rank import exec as rank_exec
 
 SECONDS = 30.0
-COMMAND = [sys.executable, "-m", "basilica.rank.entrypoint", "--beside"]
+COMMAND = [sys.executable, "-m", "basilica.entrypoint", "--beside"]
 
 
 @contextmanager
@@ -67,7 +67,7 @@ def test_without_a_command_it_says_what_it_takes() -> None:
 
 def test_the_command_and_all_it_started_end_when_nobody_listens() -> None:
     with started("--", "sh", "-c", "setsid sleep 1000 & echo $! $$; exec sleep 1000") as process:
-        pids = [int(pid) for pid in process.stdout.readline().removeprefix(beside.RUNS).split()]  # type: ignore[union-attr]
+        pids = [int(pid) for pid in process.stdout.readline().removeprefix(rank_exec.RUNS).split()]  # type: ignore[union-attr]
         assert len(pids) == 2
         assert all(map(is_alive, pids))
         process.stdin.close()  # type: ignore[union-attr]
@@ -79,27 +79,27 @@ def test_the_command_and_all_it_started_end_when_nobody_listens() -> None:
 def test_what_it_leaves_behind_ends_with_it() -> None:
     out, _, code = ran("sh", "-c", "setsid sleep 1000 & echo $!; exit 4")
     assert code == 4
-    until_gone(int(out.removeprefix(beside.RUNS)))
+    until_gone(int(out.removeprefix(rank_exec.RUNS)))
 
 
 def test_it_has_what_the_rank_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"TMPDIR": str(tmp_path), "BASILICA_POD_UID": "some-pod", "BASILICA_RANK": "1", "KEPT": "yes", "OURS": "1"}
-    monkeypatch.setattr(beside, "_given_to_us", lambda: given)
+    monkeypatch.setattr(rank_exec, "_given_to_us", lambda: given)
     monkeypatch.chdir(tmp_path)
     rank = {name: value for name, value in given.items() if name != "OURS"}
-    beside.tell({**rank, "RANK": "1", "WORLD_SIZE": "2", "MINE": "a b", "TMPDIR": "/elsewhere"})
+    rank_exec.tell({**rank, "RANK": "1", "WORLD_SIZE": "2", "MINE": "a b", "TMPDIR": "/elsewhere"})
     (written,) = tmp_path.iterdir()
     assert "yes" not in written.read_text()  # what the container has anyhow stays where it is
     monkeypatch.chdir("/")
     shown = ("sh", "-c", "echo $RANK/$WORLD_SIZE $MINE $KEPT$OURS $TMPDIR; pwd")
     assert ran(*shown, **given)[0] == f"\x061/2 a b yes /elsewhere\n{tmp_path}\n".encode()
-    beside.forget()
+    rank_exec.forget()
     assert list(tmp_path.iterdir()) == []
     assert ran(*shown, **given, BASILICA_WORLD_TARGET="4")[0] == f"\x061/4 yes1 {tmp_path}\n/\n".encode()
 
 
 def test_what_a_process_was_started_with_is_known_whatever_it_made_of_it() -> None:
-    program = "import os; os.environ['A'] = '2'; from basilica import beside; print(beside._given_to_us())"
+    program = "import os; os.environ['A'] = '2'; from basilica import beside; print(rank_exec._given_to_us())"
     done = subprocess.run([sys.executable, "-c", program], env={"A": "1", "B": "x=y"}, capture_output=True, check=True)
     assert done.stdout.decode().strip() == "{'A': '1', 'B': 'x=y'}"
 
@@ -110,4 +110,4 @@ def test_what_a_process_was_started_with_is_known_whatever_it_made_of_it() -> No
 def test_a_word_that_is_none_is_not_heeded(tmp_path: Path, text: str) -> None:
     (tmp_path / "basilica-rank-here.json").write_text(text)
     given = {"BASILICA_RANK": "3", "BASILICA_WORLD_TARGET": "5", "TMPDIR": str(tmp_path)}
-    assert beside.rank_of_this_container(given) == ({**given, "RANK": "3", "WORLD_SIZE": "5"}, os.getcwd())
+    assert rank_exec.rank_of_this_container(given) == ({**given, "RANK": "3", "WORLD_SIZE": "5"}, os.getcwd())

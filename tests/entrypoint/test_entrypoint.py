@@ -14,7 +14,7 @@ import pytest
 from tests.rendezvous.harness import Client, OurServer
 
 SECONDS = 30.0
-ENTRYPOINT = [sys.executable, "-m", "basilica.rank.entrypoint"]
+ENTRYPOINT = [sys.executable, "-m", "basilica.entrypoint"]
 
 
 def start(*command: str, env: Mapping[str, str] | None = None, first: bool = False) -> subprocess.Popen[str]:

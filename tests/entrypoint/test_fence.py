@@ -51,7 +51,7 @@ def agent(folder: Path, port: int, script: str, fence: str = FENCE) -> "Iterator
         "BASILICA_FENCE": fence,
         "NODE_NAME": NODE,
     }
-    command = [sys.executable, "-m", "basilica.rank.entrypoint", "--", "/bin/sh", "-c", script]
+    command = [sys.executable, "-m", "basilica.entrypoint", "--", "/bin/sh", "-c", script]
     process = subprocess.Popen(command, env=environment, stdout=-1, stderr=-2, text=True)
     try:
         yield process

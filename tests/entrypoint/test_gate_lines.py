@@ -31,7 +31,7 @@ def run_a_rank(folder: Path, keys: Mapping[str, str], **more: str) -> list[str]:
             driven = {"BASILICA_DRIVEN": "1", "BASILICA_RANK": "0", "BASILICA_RDZV_ENDPOINT": endpoint}
             files = {"BASILICA_TERMINATION_LOG": str(folder / "message"), "BASILICA_SCRATCH": str(folder)}
             environment = {**os.environ, **driven, **files, "NODE_NAME": NODE, **more}
-            command = [sys.executable, "-m", "basilica.rank.entrypoint", "--", "/bin/sh", "-c", "echo up"]
+            command = [sys.executable, "-m", "basilica.entrypoint", "--", "/bin/sh", "-c", "echo up"]
             done = await asyncio.to_thread(
                 subprocess.run, command, env=environment, stdout=-1, stderr=-2, text=True, timeout=60, check=False
             )

@@ -114,9 +114,7 @@ def test_a_node_that_does_not_answer_is_told(kube: KubeServer) -> None:
 
 def test_an_image_whose_entrypoint_knows_no_commands_says_so(kube: KubeServer, tmp_path: Path) -> None:
     script = tmp_path / "entrypoint"
-    script.write_text(
-        '#!/bin/sh\n[ "$1" = -- ] && exec python -m basilica.rank.entrypoint "$@"\necho what is $1\nexit 9\n'
-    )
+    script.write_text('#!/bin/sh\n[ "$1" = -- ] && exec python -m basilica.entrypoint "$@"\necho what is $1\nexit 9\n')
     script.chmod(0o755)
 
     async def story(plane: Plane, run: Run) -> None:
@@ -128,7 +126,7 @@ def test_an_image_whose_entrypoint_knows_no_commands_says_so(kube: KubeServer, t
 
 def test_a_container_that_ends_while_a_command_begins_is_a_conflict(kube: KubeServer, tmp_path: Path) -> None:
     script = tmp_path / "entrypoint"
-    script.write_text('#!/bin/sh\n[ "$1" = -- ] && exec python -m basilica.rank.entrypoint "$@"\nkill -KILL $$\n')
+    script.write_text('#!/bin/sh\n[ "$1" = -- ] && exec python -m basilica.entrypoint "$@"\nkill -KILL $$\n')
     script.chmod(0o755)
 
     async def story(plane: Plane, run: Run) -> None:
@@ -143,7 +141,7 @@ def test_a_command_that_does_not_begin_is_given_up(
 ) -> None:
     monkeypatch.setattr(beside, "START_WITHIN_S", 0.3)
     script = tmp_path / "entrypoint"
-    script.write_text('#!/bin/sh\n[ "$1" = -- ] && exec python -m basilica.rank.entrypoint "$@"\nexec cat\n')
+    script.write_text('#!/bin/sh\n[ "$1" = -- ] && exec python -m basilica.entrypoint "$@"\nexec cat\n')
     script.chmod(0o755)
 
     async def story(plane: Plane, run: Run) -> None:

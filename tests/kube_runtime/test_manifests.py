@@ -212,4 +212,4 @@ def test_another_image_is_given_our_entrypoint() -> None:
 def test_our_own_image_has_it(image: str) -> None:
     pod = pod_of(objects(image=image))
     assert "initContainers" not in pod
-    assert pod["containers"][0]["command"][:3] == ["python", "-m", "basilica.rank.entrypoint"]
+    assert pod["containers"][0]["command"][:3] == ["python", "-m", "basilica.entrypoint"]

@@ -139,7 +139,7 @@ if [ "$NODE_NAME" = node-a ]; then
     echo "$BASILICA_RDZV_ENDPOINT" > {folder}/new && mv {folder}/new {folder}/endpoint
     export BASILICA_RDZV_ENDPOINT=127.0.0.1:{port}
 fi
-exec python -m basilica.rank.entrypoint "$@"
+exec python -m basilica.entrypoint "$@"
 """
 
 

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from basilica.core.errors import StoreUnavailable
+from basilica.stores.sqlite import schema
 from basilica.stores.sqlite.errors import StateFileRefused, StateInUse
 from basilica.stores.sqlite.ownership import Ownership
-from basilica.stores.sqlite.store import SqliteStore, schema
+from basilica.stores.sqlite.store import SqliteStore
 from basilica.testing.store_contract import CREATED, a_run, run
 
 NOBODY = 65534

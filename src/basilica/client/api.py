@@ -19,7 +19,7 @@ from basilica.client.training import DistributedTraining
 from basilica.client.views import RunView
 from basilica.core import waits
 from basilica.core.errors import BasilicaError, DistributedError, ValidationError
-from basilica.shipping import pack as archive
+from basilica.shipping.pack import pack
 from basilica.shipping.source import Shipped, ship, with_packages
 
 # What a rank of an embedded server takes over from its caller, so that it finds the same programs and packages.
@@ -123,7 +123,7 @@ class BasilicaClient:
     def _deploy(self, options: Deploy) -> Flow[DistributedTraining]:
         digest = None
         if options.workdir is not None and not self.is_embedded:
-            digest = yield from _upload(archive.pack(Path(options.workdir), options.on_upload))
+            digest = yield from _upload(pack(Path(options.workdir), options.on_upload))
         request = to_wire(options.name or readable_name(), options, self._program(options, digest))
         run = yield from flows.create(request, entropy.token_hex(16))
         training = DistributedTraining(self, run.name, delete_on_exit=options.delete_on_exit, _run=run)

@@ -36,7 +36,7 @@ from basilica.core.seen import Ended
 from basilica.machine import files
 from basilica.machine.clocks import counted, steady_now
 from basilica.machine.layout import Key, Layout
-from basilica.rank import exec as beside
+from basilica.rank import exec as rank_exec
 from basilica.rank.entrypoint import CANNOT_EXECUTE, ENDING, FORWARDED, NOT_FOUND, Rank, reap_all
 from basilica.rank.output import Output
 from basilica.rank.reachability import Reach, borne_name
@@ -260,7 +260,7 @@ class Driven:
                 files.remove(environment[name])  # of an earlier attempt
         kills = self._memory_kills()
         command, output = expanded(self._command, environment), Output()
-        beside.tell(environment)
+        rank_exec.tell(environment)
         try:
             rank = self._process = await self._start(order.attempt, command, environment, output)
         except OSError as error:
@@ -538,4 +538,4 @@ def main(command: Sequence[str]) -> int:
         try:
             return asyncio.run(drive())
         finally:
-            beside.forget()
+            rank_exec.forget()

@@ -1,4 +1,4 @@
-"""The first process of a rank in our images: `python -m basilica.rank.entrypoint -- COMMAND [ARGUMENT...]`.
+"""The first process of a rank in our images: `python -m basilica.entrypoint -- COMMAND [ARGUMENT...]`.
 
 It waits at the mesh gate and then stays as init: it starts the rank, forwards signals to it, reaps what the rank leaves
 behind, starts it again in place while there are restarts left, records each exit, and ends as the rank did (128+n for
@@ -36,7 +36,9 @@ CANNOT_EXECUTE, NOT_FOUND, BAD_USAGE = 126, 127, 2
 EXITS_KEPT = 8  # a container's termination message holds 4096 bytes
 ASK_WITHIN_S = 5.0
 PR_SET_CHILD_SUBREAPER = 36
-OUR_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # where this package is imported from
+OUR_OWN = os.path.dirname(
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+)  # where `basilica` is imported from
 
 
 class Rank:
@@ -165,9 +167,9 @@ def live_world(environment: Mapping[str, str]) -> dict[str, str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     command = list(sys.argv[1:] if arguments is None else arguments)
     if command[:1] == ["--beside"]:
-        from basilica.rank import exec as beside  # noqa: PLC0415 - it is no rank that is wanted
+        from basilica.rank import exec as rank_exec  # noqa: PLC0415 - it is no rank that is wanted
 
-        return beside.main(command[1:])
+        return rank_exec.main(command[1:])
     if command[:1] == ["--"]:
         command = command[1:]
     if not command or command[0] in ("-h", "--help"):
@@ -177,9 +179,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGINT, _end_at_once)
     _adopt_orphans()
     if os.environ.get("BASILICA_DRIVEN") == "1":
-        from basilica.rank import agent as driven  # noqa: PLC0415 - only where there is somebody to drive
+        from basilica.rank import agent  # noqa: PLC0415 - only where there is somebody to drive
 
-        return driven.main(command)
+        return agent.main(command)
     _tell_of_other_hosts()
     mesh.main(["--timeout", os.environ.get("BASILICA_MESH_TIMEOUT", "60")])
     return Init(command, _number("BASILICA_MAX_RESTARTS"), os.environ.get("BASILICA_EXIT_FILE")).run()
@@ -214,7 +216,3 @@ def _number(name: str) -> int:
 
 def _say(text: str) -> None:
     print(f"basilica: {text}", file=sys.stderr, flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

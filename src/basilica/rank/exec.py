@@ -1,4 +1,4 @@
-"""A command beside a rank in its container: `python -m basilica.rank.entrypoint --beside -- COMMAND [ARGUMENT...]`.
+"""A command beside a rank in its container: `python -m basilica.entrypoint --beside -- COMMAND [ARGUMENT...]`.
 
 It runs with the environment and the directory of the rank's newest attempt, says `RUNS` before anything else, and ends
 as the command did. Kubernetes leaves a command alone whose client has gone, and only closes its standard input. So that

@@ -1,6 +1,6 @@
 """Brings the entrypoint into images that do not have it: `python -m basilica.rank.inject DIRECTORY`.
 
-It copies this package there, and `start`, which runs `basilica.rank.entrypoint` with the Python of the image it is in.
+It copies this package there, and `start`, which runs `basilica.entrypoint` with the Python of the image it is in.
 An init container does this on a volume that it shares with the rank, so that any image with Python 3.11 will do.
 """
 

@@ -1,4 +1,4 @@
-"""Tells which of a run's other hosts this one reaches: `python -m basilica.rank.reachability --node NAME --address ADDRESS`.
+"""Reports which other hosts of a run this one reaches: `python -m basilica.rank.reachability --node NAME --address IP`.
 
 It runs on each host and listens on the address that training uses. Where, it writes to `/basilica/hosts/<node>` of the
 run's rendezvous; there it finds the others, keeps a connection to each and asks for a sign of life on it, often while

@@ -33,9 +33,10 @@ from basilica.runtimes.local.endings import end_run
 from basilica.runtimes.local.ports import Ports, ports_of
 from basilica.runtimes.local.run_files import read_records
 from basilica.server.serve import DEFAULT_USER
+from basilica.stores.sqlite import salvage, schema, tables
 from basilica.stores.sqlite.errors import StateFileRefused
 from basilica.stores.sqlite.ownership import Ownership
-from basilica.stores.sqlite.store import MARK_SUFFIX, salvage, schema, tables
+from basilica.stores.sqlite.store import MARK_SUFFIX
 
 NAMED = 5
 REBUILT = "its record was lost; rebuilt from its directory by 'basilica doctor --repair', which ended its ranks"

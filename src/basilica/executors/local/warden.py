@@ -1,4 +1,4 @@
-"""The process that looks after one local gang: `python -m basilica.executors.local.warden`, with its task as JSON on stdin.
+"""The process that supervises one local gang: `python -m basilica.executors.local.warden`, its task as JSON on stdin.
 
 It has the replicas started by the local runtime's fork server, each under a supervisor that writes down how it ends.
 It stops them when their time is up, and when the process that wanted them is gone. What is known of them is in files

@@ -14,8 +14,8 @@ from typing import Any
 from basilica.core.deployment import Owner
 from basilica.core.fencing import FenceTimes
 from basilica.core.spec import DeploymentSpec, Shell
-from basilica.kube.manifests.control_plane import archives
-from basilica.kube.manifests.control_plane import egress as reach
+from basilica.kube.manifests import archives
+from basilica.kube.manifests.egress import INTERNET, rules_of_ranks, rules_of_rendezvous
 from basilica.kube.manifests.gang import QUEUE_NAME, Container, Gang, Json, literal, rank_pod
 from basilica.kube.manifests.userdeployment import API_VERSION, GROUP, INSTANCE_LABEL, KIND
 
@@ -55,7 +55,7 @@ class Settings:
     """
 
     image: str
-    entrypoint: Sequence[str] = ("python", "-m", "basilica.rank.entrypoint")
+    entrypoint: Sequence[str] = ("python", "-m", "basilica.entrypoint")
     carries: bool = True
     rendezvous_image: str = ""
     rendezvous_command: Sequence[str] = (
@@ -65,7 +65,7 @@ class Settings:
     control_namespace: str = "basilica-system"
     queue: str | None = None
     user: int | None = 1000
-    egress: Sequence[str] = (reach.INTERNET,)
+    egress: Sequence[str] = (INTERNET,)
     checkpoints: str | None = None
     image_pull_secrets: Sequence[str] = ()
     holds_pods: bool = True
@@ -237,12 +237,12 @@ class RunObjects:
         return {**kind, "metadata": self._metadata(name, role), "spec": spec}
 
     def _worker_policy(self) -> Json:
-        rules = reach.rules_of_ranks(self.labels(WORKER), self.labels(RENDEZVOUS), self.settings.egress)
+        rules = rules_of_ranks(self.labels(WORKER), self.labels(RENDEZVOUS), self.settings.egress)
         return self._policy(WORKER, self.instance, rules)
 
     def _rendezvous_policy(self) -> Json:
         run = {MANAGED_BY: "basilica", INSTANCE_LABEL: self.instance}
-        rules = reach.rules_of_rendezvous(run, self.settings.control_namespace, RENDEZVOUS_PORT)
+        rules = rules_of_rendezvous(run, self.settings.control_namespace, RENDEZVOUS_PORT)
         return self._policy(RENDEZVOUS, self.rendezvous, rules)
 
     # ---- the gang

@@ -17,7 +17,7 @@ from basilica.core.errors import ValidationError
 from basilica.core.names import namespace_of
 from basilica.kube.client.api import ApiError, KubeApi
 from basilica.kube.client.namespaces import in_namespace, lacks_rights
-from basilica.kube.manifests.control_plane import archives as objects
+from basilica.kube.manifests import archives as objects
 from basilica.machine.pools import Pool
 from basilica.ports import InUse, StoredArchive
 from basilica.runtimes.kubernetes.refusals import refusals

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from basilica.core.errors import Conflict, StoreUnavailable
 from basilica.ports import ApiKey
+from basilica.stores.sqlite import schema
 from basilica.stores.sqlite.ownership import Ownership
-from basilica.stores.sqlite.store import schema
 
 Result = TypeVar("Result")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
-from basilica.stores.sqlite.store import schema
+from basilica.stores.sqlite import schema
 
 TABLES = ("deployments", "specs", "events", "usage", "keys")
 

@@ -22,9 +22,9 @@ from basilica.machine.high_water import HighWaterMark
 from basilica.machine.space_ahead import SpaceAhead
 from basilica.ports import NO_LIMITS, Deployment, Limits, UsageRow
 from basilica.stores.bell import Bell
+from basilica.stores.sqlite import schema, tables
 from basilica.stores.sqlite.cache import CACHE_CHARACTERS, DeploymentCache
 from basilica.stores.sqlite.ownership import Ownership
-from basilica.stores.sqlite.store import schema, tables
 from basilica.stores.sqlite.writer import Writer
 
 SLICE_SECONDS = 0.005
