@@ -125,7 +125,7 @@ async def test_archives_that_no_run_uses_are_forgotten_after_a_day(world: World)
     await world.ann.post("/deployments", json=a_request("train", workdirArchive=used))
     for digest in (used, unused):
         world.runtime.archives["ann", digest] -= 86401
-    assert await world.plane.forget_archives() == [unused]
+    assert await world.plane.retention.forget_archives() == [unused]
     assert world.runtime.archives.keys() == {("ann", used), ("ann", fresh)}
 
 

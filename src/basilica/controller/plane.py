@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from basilica.controller.retention import Retention
 from basilica.controller.step import run_of
 from basilica.core import metering
 from basilica.core.damage import DamagedRun, Trouble
@@ -13,7 +14,6 @@ from basilica.core.deployment import Deployment
 from basilica.core.errors import (
     BasilicaError,
     DeploymentDamaged,
-    DeploymentNotFound,
     UDTerminalState,
     ValidationError,
     WorldClosed,
@@ -28,7 +28,6 @@ from basilica.ports import Clock, Limits, Run, Runtime, Store, UsageRow
 
 T = TypeVar("T")
 DEFAULT_LIMITS = Limits(deployments=10_000, ranks=4096)
-ARCHIVE_SECONDS = 86400.0  # how long an archive is kept that no run uses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +58,7 @@ class ControlPlane:
     ) -> None:
         self.store, self.runtime, self.clock, self.settings = store, runtime, clock, settings
         self.unattended, self._troubles = unattended, troubles
+        self.retention = Retention(store, runtime, clock, settings.retention_seconds)
 
     async def troubles(self) -> list[Trouble]:
         """What is wrong with the server as a whole; asking may touch the disk."""
@@ -161,36 +161,7 @@ class ControlPlane:
     async def prune(self, user: str, older_than: float) -> list[str]:
         """Delete the user's runs that ended more than `older_than` seconds ago."""
         namespace = namespace_of(user)
-        return await self._prune(self.clock.now() - older_than, lambda d: d.namespace == namespace)
-
-    async def retain(self) -> list[str]:
-        """Delete what is older than the server's retention, whoever's it is."""
-        if self.settings.retention_seconds is None:
-            return []
-        return await self._prune(self.clock.now() - self.settings.retention_seconds, lambda _: True)
-
-    async def forget_archives(self) -> list[str]:
-        """Remove archives that no run has used for a day."""
-
-        async def in_use() -> set[tuple[str, str]]:
-            found = await self.store.listed()
-            for run in found:
-                if isinstance(run, DamagedRun):
-                    raise DeploymentDamaged(run)  # nobody knows which archive it needs: then all of them stay
-            return {(d.user, d.spec.archive) for d in found if isinstance(d, Deployment) and d.spec.archive is not None}
-
-        return await self.runtime.forget_archives(in_use, self.clock.now() - ARCHIVE_SECONDS)
-
-    async def _prune(self, before: float, mine: Callable[[Deployment], bool]) -> list[str]:
-        names: list[str] = []
-        for instance in await self.store.prune(before):
-            try:
-                if mine(await self.store.get(instance)):
-                    await self.store.change_spec(instance, lambda d: d.spec.ended_by(Wanted.DELETE))
-                    names.append(instance)
-            except (DeploymentNotFound, DeploymentDamaged):  # what cannot be read is for people to remove
-                continue
-        return names
+        return await self.retention.prune(older_than, lambda d: d.namespace == namespace)
 
     async def usage(self, user: str, limit: int, offset: int) -> list[UsageRow]:
         """By run, newest first; what a live one used is counted up to now."""

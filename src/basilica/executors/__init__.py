@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 _HOME_OF = {
     "BasilicaExecutor": "basilica",
-    "EKSExecutor": "eks",
-    "LocalProcessExecutor": "local",
+    "EKSExecutor": "eks.executor",
+    "LocalProcessExecutor": "local.executor",
     "ModalSpawnExecutor": "modal",
     "ReplicaHandle": "protocol",
     "ReplicaResult": "protocol",

@@ -1,1 +1,1 @@
-"""What a gang looks like on Kubernetes: manifests, and nothing that calls anybody."""
+"""Kubernetes: a client of its API, and manifests."""

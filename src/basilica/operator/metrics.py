@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from basilica.controller.loop import Controller
-from basilica.server.metrics import ControllerCollector
+from basilica.controller.metrics import ControllerCollector
 
 
 class OperatorMetrics:

@@ -7,16 +7,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Seque
 from typing import Protocol
 
 from basilica.controller.loop import Controller
+from basilica.controller.retention import Work, repeat_hourly
 from basilica.core.errors import BasilicaError
 from basilica.operator.election import Election
 from basilica.ports import Clock, Runtime, Store
 
 log = logging.getLogger("basilica.operator")
-
-RETENTION_PERIOD = 3600.0
-
-Works = Sequence[Callable[[], Awaitable[list[str]]]]
-"""They remove what is too old, and name it."""
 
 
 class CannotLetGo(BasilicaError):
@@ -44,7 +40,7 @@ class Operator:
         election: Election,
         *,
         refusals: Refusals | None = None,
-        hourly: Callable[[Runtime], Works] = lambda _: (),
+        hourly: Callable[[Runtime], Sequence[Work]] = lambda _: (),
         beside: Sequence[Callable[[], Coroutine[None, None, None]]] = (),
     ) -> None:
         """`beside`: works that go on for as long as this one leads."""
@@ -88,11 +84,11 @@ class Operator:
         await self._election.release()
 
     @contextlib.asynccontextmanager
-    async def _beside(self, hourly: Works) -> AsyncIterator[None]:
+    async def _beside(self, hourly: Sequence[Work]) -> AsyncIterator[None]:
         """What a leader does beside turning runs."""
         works = [work() for work in self._works]
         works += [self._tell_refusals()] if self._refusals is not None else []
-        works += [self._keep_retention(hourly)] if hourly else []
+        works += [repeat_hourly(hourly)] if hourly else []
         tasks = [asyncio.create_task(work) for work in works]
         try:
             yield
@@ -110,16 +106,6 @@ class Operator:
             except BasilicaError as error:
                 log.warning("what is no run could not be answered: %s", error)
                 await asyncio.sleep(1.0)
-
-    async def _keep_retention(self, hourly: Works) -> None:
-        while True:
-            for work in hourly:
-                try:
-                    for name in await work():
-                        log.info("removing %s: older than the retention", name)
-                except BasilicaError as error:
-                    log.warning("retention: %s", error)
-            await asyncio.sleep(RETENTION_PERIOD)
 
 
 async def _unless(stop: asyncio.Event, *works: Awaitable[None]) -> bool:

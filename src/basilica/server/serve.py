@@ -12,7 +12,7 @@ import signal
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ import uvicorn
 
 from basilica.controller.loop import Controller
 from basilica.controller.plane import ControlPlane, Settings
+from basilica.controller.retention import repeat_hourly
 from basilica.core.damage import Trouble
 from basilica.core.errors import BasilicaError
 from basilica.core.why import Absence
@@ -40,7 +41,6 @@ DRAIN_SECONDS = 5
 # Longer than clients keep theirs (90 s in the published one), so that it is they who close a connection. It polls every
 # 5 s, does not repeat a request that meets a closing connection, and deletes the run that it was waiting for.
 KEEP_ALIVE_SECONDS = 120
-RETENTION_PERIOD = 3600.0
 
 
 class CannotServe(BasilicaError):
@@ -302,20 +302,9 @@ def _note(state_dir: Path, url: str, key_file: Path, listen: Listen) -> Iterator
 @contextlib.asynccontextmanager
 async def _retention(plane: ControlPlane) -> AsyncIterator[None]:
     """Delete what is too old now and every hour: archives that nobody uses and, where the server was told to, runs."""
-    task = asyncio.create_task(_repeat(plane.retain, plane.forget_archives))
+    task = asyncio.create_task(repeat_hourly(plane.retention.works))
     try:
         yield
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-async def _repeat(*works: Callable[[], Awaitable[list[str]]]) -> None:
-    while True:
-        for work in works:
-            try:
-                for name in await work():
-                    log.info("removed %s: older than the retention", name)
-            except BasilicaError as error:
-                log.warning("retention: %s", error)
-        await asyncio.sleep(RETENTION_PERIOD)

@@ -7,10 +7,11 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from basilica.controller.plane import ControlPlane, Settings
+from basilica.controller.plane import Settings
+from basilica.controller.retention import Retention, Work
 from basilica.kube.client.access import ConfigurationError
 from basilica.kube.client.api import KubeApi
 from basilica.kube.manifests.egress import INTERNET, networks
@@ -20,7 +21,7 @@ from basilica.operator.attendance import Attendance
 from basilica.operator.election import DURATION, Election
 from basilica.operator.health import Health
 from basilica.operator.metrics import OperatorMetrics
-from basilica.operator.operator import Operator, Works
+from basilica.operator.operator import Operator
 from basilica.operator.release import release_finalizers
 from basilica.operator.rights import NamespaceRights
 from basilica.ports import Runtime
@@ -129,9 +130,8 @@ async def operate(options: ClusterOptions, wanted: OperatorOptions, announce: Ca
         store, clock = KubernetesStore(api, component="basilica-operator"), SteadyClock()
         election = Election(api, namespace=home, identity=wanted.identity, duration=wanted.lease_seconds)
 
-        def hourly(runtime: Runtime) -> Works:
-            plane = ControlPlane(store, runtime, clock, Settings(retention_seconds=wanted.retention_seconds))
-            return plane.retain, plane.forget_archives
+        def hourly(runtime: Runtime) -> Sequence[Work]:
+            return Retention(store, runtime, clock, wanted.retention_seconds).works
 
         operator = Operator(
             store,

@@ -1,0 +1,3 @@
+"""Replicas as one Indexed Job of Kubernetes."""
+
+from basilica.executors.eks.executor import EKSExecutor as EKSExecutor

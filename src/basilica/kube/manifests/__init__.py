@@ -1,0 +1,1 @@
+"""Objects of Kubernetes as plain JSON. Pure: nothing here calls anybody."""
