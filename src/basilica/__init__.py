@@ -15,7 +15,7 @@ Names are loaded when they are first used: importing this package costs next to 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from basilica.version import __version__
 
 if TYPE_CHECKING:
     from basilica.client.api import BasilicaClient

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from basilica.rank import exec as rank_exec
+from basilica.runtimes.rules import COMMAND_RUNS
 
 SECONDS = 30.0
 COMMAND = [sys.executable, "-m", "basilica.entrypoint", "--beside"]
@@ -67,7 +68,7 @@ def test_without_a_command_it_says_what_it_takes() -> None:
 
 def test_the_command_and_all_it_started_end_when_nobody_listens() -> None:
     with started("--", "sh", "-c", "setsid sleep 1000 & echo $! $$; exec sleep 1000") as process:
-        pids = [int(pid) for pid in process.stdout.readline().removeprefix(rank_exec.RUNS).split()]  # type: ignore[union-attr]
+        pids = [int(pid) for pid in process.stdout.readline().removeprefix(COMMAND_RUNS).split()]  # type: ignore[union-attr]
         assert len(pids) == 2
         assert all(map(is_alive, pids))
         process.stdin.close()  # type: ignore[union-attr]
@@ -79,7 +80,7 @@ def test_the_command_and_all_it_started_end_when_nobody_listens() -> None:
 def test_what_it_leaves_behind_ends_with_it() -> None:
     out, _, code = ran("sh", "-c", "setsid sleep 1000 & echo $!; exit 4")
     assert code == 4
-    until_gone(int(out.removeprefix(rank_exec.RUNS)))
+    until_gone(int(out.removeprefix(COMMAND_RUNS)))
 
 
 def test_it_has_what_the_rank_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

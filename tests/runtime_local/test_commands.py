@@ -16,8 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
+from basilica.core.environment import COMMAND_MARK
 from basilica.machine.layout import Layout
-from basilica.runtimes.local.orphans import MARK
 from tests.support.server import SECONDS, Server, phase_is, run_request, serving, wait_for
 
 FOR_EVER = "exec sleep 1000"
@@ -127,7 +127,7 @@ def test_what_is_left_of_a_command_ends_when_its_run_is_deleted(tmp_path: Path) 
         [run] = client.get("/deployments").json()["deployments"]
         layout = Layout(tmp_path)
         directory = str(layout.checkpoints(run["instanceName"]))
-        left = {MARK: "lost", "BASILICA_CHECKPOINT_DIR": directory}
+        left = {COMMAND_MARK: "lost", "BASILICA_CHECKPOINT_DIR": directory}
         elsewhere = {**left, "BASILICA_CHECKPOINT_DIR": f"{directory}-2"}
         stray, other = (subprocess.Popen(["/bin/sleep", "1000"], env=env) for env in (left, elsewhere))
         try:

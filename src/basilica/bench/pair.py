@@ -19,6 +19,7 @@ from typing import Any
 
 from basilica.bench.probe import BUDGET_S, TOKEN
 from basilica.bench.report import problem_in
+from basilica.core.ends import signal_name
 
 # A tenth of what a busy rank gets. Lower, and on a busy machine the probe would hardly come as far as measuring.
 NICENESS = 10
@@ -98,7 +99,7 @@ class Pair:
 
 def why(rank: int, code: int, report: Path) -> str:
     if code < 0:
-        return f"probe {rank} was ended by {signal.Signals(-code).name}"
+        return f"probe {rank} was ended by {signal_name(-code)}"
     try:
         said = problem_in(report.read_text(encoding="utf-8", errors="replace"))
     except OSError:

@@ -68,10 +68,10 @@ def config(as_json: Json = False) -> None:
     Example:
       basilica config --json
     """
-    from basilica import __version__
     from basilica.cli import terminal
     from basilica.client.config import KEY_VARIABLES, URL_VARIABLE, find_target, login_file
     from basilica.machine.places import default_state_dir
+    from basilica.version import __version__
 
     target = find_target(None, None)
     key_from = next((name for name in KEY_VARIABLES if os.environ.get(name)), None)

@@ -3,7 +3,6 @@
 import asyncio
 import importlib.util
 import json
-import os
 import platform
 import shutil
 import sys
@@ -116,11 +115,9 @@ def examine() -> Iterator[Finding]:
     yield Finding("platform", linux, f"{platform.system()} {platform.release()}", "Linux is what is supported")
     version = platform.python_version()
     yield Finding("python", sys.version_info >= (3, 11), version, "Python 3.11 or newer")
-    from basilica.runtimes.local import cgroups, gpus
-    from basilica.runtimes.local.capabilities import capabilities_of
+    from basilica.wiring.local import examine_machine
 
-    groups = cgroups.find({os.getpid()}.__contains__)
-    for ability in capabilities_of(groups, asyncio.run(gpus.ask_nvidia_smi())):
+    for ability in asyncio.run(examine_machine()):
         yield Finding(ability.name, ability.available, ability.detail, ability.remedy)
     etcd = shutil.which("etcd")
     yield Finding(

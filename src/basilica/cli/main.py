@@ -5,7 +5,6 @@ import sys
 
 import typer
 
-from basilica import __version__
 from basilica.cli import (
     account,
     console,
@@ -22,6 +21,7 @@ from basilica.cli import (
     train,
 )
 from basilica.core.errors import BasilicaError, NetworkError
+from basilica.version import __version__
 
 app = typer.Typer(
     name="basilica",

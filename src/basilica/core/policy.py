@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from basilica.core.ends import CANCELLED, ERROR, OOM_KILLED
 from basilica.core.world import STALLED, RankExit, WorldSize
 
 FIRST_RESTART_DELAY = 1.0
@@ -100,12 +101,12 @@ def last_exits(exits: Iterable[RankExit]) -> list[RankExit]:
 def describe_exit(exit: RankExit) -> str:
     if exit.exit_code is None:
         return f"ended, nobody knows how ({exit.termination_reason})"
-    if exit.termination_reason == "OOMKilled":
+    if exit.termination_reason == OOM_KILLED:
         return f"was killed for memory (exit code {exit.exit_code}, OOMKilled)"
     if exit.termination_reason == STALLED:
         return f"was stopped because it had stalled (exit code {exit.exit_code})"
     if exit.signal is not None:
-        why = "" if exit.termination_reason in (exit.signal, "Error", "Cancelled") else f", {exit.termination_reason}"
+        why = "" if exit.termination_reason in (exit.signal, ERROR, CANCELLED) else f", {exit.termination_reason}"
         return f"was ended by {exit.signal} (exit code {exit.exit_code}{why})"
     return f"exited with code {exit.exit_code}" + (f" ({exit.error})" if exit.error else "")
 
@@ -120,7 +121,7 @@ def keep_failure(failures: Sequence[RankExit], new: RankExit, whole_at: float | 
 
 def _echo(exit: RankExit) -> int:
     """How likely this exit is the echo of another one: 0 has a cause of its own."""
-    if exit.termination_reason == "OOMKilled":
+    if exit.termination_reason == OOM_KILLED:
         return 0
     return 1 if exit.signal is not None and exit.signal not in ("SIGABRT", "SIGPIPE") else 2
 

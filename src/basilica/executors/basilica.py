@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from basilica.core.ends import COMPLETED, ERROR, UNKNOWN
 from basilica.core.errors import BadResult, BasilicaError, DeploymentNotFound, NetworkError
 from basilica.core.world import WorldSize
 from basilica.executors.arguments import (
@@ -274,7 +275,7 @@ def _ended(view: "RunView", rank: int, exit: "RankExit | None") -> Outcome:
 
 def _why(reason: str, code: int | None, tail: Sequence[str]) -> str:
     """By signal or reason where there is one, else by its code and last words."""
-    if reason not in ("Error", "Unknown", "Completed"):
+    if reason not in (ERROR, UNKNOWN, COMPLETED):
         return f"killed by {reason}" if reason.startswith("SIG") else f"{reason} (exit code {code})"
     if code is None:
         return "nobody knows how it ended"

@@ -30,6 +30,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from basilica.core.ends import describe, exit_code_of
 from basilica.executors.arguments import (
     RUN_ID,
     check_launch,
@@ -282,8 +283,8 @@ def run_replica(variables: Mapping[str, str], timeout: float) -> dict[str, Any]:
             stored = json.loads(result_file.read_bytes()) if result_file.exists() else None
             return {"exit_code": 0, "result": stored}
         said = "".join(read_traceback(str(error_file)).splitlines()[-1:])
-        exit_code = 128 - code if code < 0 else code
-        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        exit_code = exit_code_of(code)
+        how = describe(code)
         return {"exit_code": exit_code or 1, "error": problem or (f"{how}: {said}" if said else how)}
 
 

@@ -21,7 +21,7 @@ ENTRIES_MAX = 100_000
 _READ_ONCE = 1 << 20
 _PATH_ONLY = getattr(os, "O_PATH", os.O_RDONLY)
 _DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 _KINDS = {
     stat.S_IFREG: "a regular file",
@@ -154,7 +154,7 @@ def _open(path: str, parent: int, name: str, flags: int) -> int:
     """Looked at before it is opened, since to open a device can do something; and again after, since that may race."""
     try:
         _check(path, parent, os.stat(name, dir_fd=parent, follow_symlinks=False))
-        fd = os.open(name, flags | _FILE, dir_fd=parent)
+        fd = os.open(name, flags | SAFELY, dir_fd=parent)
     except OSError as error:
         raise _unusable(path, error) from error
     try:
@@ -198,7 +198,7 @@ def write(path: str, data: bytes) -> None:
     """The whole file or nothing of it, under that name and no other; whatever else had the name is put aside."""
     with _parent(path) as (parent, name):
         draft = f".{name}.{secrets.token_hex(8)}"
-        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE, 0o600, dir_fd=parent)
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFELY, 0o600, dir_fd=parent)
         try:
             with os.fdopen(fd, "wb") as file:
                 file.write(data)
@@ -222,7 +222,7 @@ def appending(path: str) -> Iterator[int]:
         except OSError as error:
             if not isinstance(error, FileNotFoundError):
                 _put_aside(parent, name)
-            fd = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | _FILE, 0o600, dir_fd=parent)
+            fd = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | SAFELY, 0o600, dir_fd=parent)
     try:
         yield fd
     finally:

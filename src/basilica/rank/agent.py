@@ -31,13 +31,27 @@ from pathlib import Path
 
 from basilica import mesh
 from basilica.core.commands import expanded
+from basilica.core.ends import (
+    CANCELLED,
+    CANNOT_EXECUTE,
+    NOT_FOUND,
+    SHORTAGES,
+    START_AGAIN_AFTER_SECONDS,
+    START_AGAIN_AT_MOST_SECONDS,
+    START_ERROR,
+    TERMINATED,
+    exit_code_of,
+    killer_of,
+    reason_of,
+)
 from basilica.core.fencing import Fence
 from basilica.core.seen import Ended
 from basilica.machine import files
 from basilica.machine.clocks import counted, steady_now
 from basilica.machine.layout import Key, Layout
+from basilica.machine.memory_events import memory_kills
 from basilica.rank import exec as rank_exec
-from basilica.rank.entrypoint import CANNOT_EXECUTE, ENDING, FORWARDED, NOT_FOUND, Rank, reap_all
+from basilica.rank.entrypoint import ENDING, FORWARDED, Rank, reap_all
 from basilica.rank.output import Output
 from basilica.rank.reachability import Reach, borne_name
 from basilica.rank.workdir import Undeliverable, deliver, without_delivery
@@ -56,17 +70,8 @@ from basilica.rendezvous.persisting import opened, tries
 from basilica.reports.relay import ReportTelling
 from basilica.reports.tracebacks import read_traceback
 from basilica.reports.writer import FILE_ENV as REPORT_FILE
-from basilica.runtimes.local.supervisor import (
-    SAFELY,
-    SHORTAGES,
-    TRY_TO_START_AGAIN_AT_MOST_S,
-    TRY_TO_START_AGAIN_S,
-    read_oom_kills,
-    reason_of,
-)
 
 RANK_ENV = "BASILICA_RANK_ENV"
-TERMINATED = 128 + signal.SIGTERM
 MEMORY_EVENTS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")  # of cgroup version 2, 1
 TERMINATION_LOG = "/dev/termination-log"
 MESSAGE_BYTES_MAX = 2000  # a message is cut at 4096 bytes, and some runtimes keep half of it
@@ -74,7 +79,7 @@ TRACEBACK_CHARS_MAX = 4000
 RESULT_BYTES_MAX = 512 << 10
 RECORDS_KEPT = 4
 TELL_WITHIN_S = 10.0
-CANCELLED, ENDED_BY_PLATFORM = "Cancelled", "Terminated"
+ENDED_BY_PLATFORM = "Terminated"
 FENCED = "Fenced"  # the reason of the end of a rank whose agent was cut off
 LONG_WAIT_S = 15.0  # at the gate; before that nothing is said of it, since the log is the rank's
 
@@ -276,12 +281,11 @@ class Driven:
         reports.cancel()
         self._reports.finish()
         assert rank.code is not None
-        exit_code = rank.code if rank.code >= 0 else 128 - rank.code
-        killer = signal.Signals(-rank.code).name if rank.code < 0 else None
+        exit_code, killer = exit_code_of(rank.code), killer_of(rank.code)
         stopped, by_platform = cause == CANCELLED, cause in (ENDED_BY_PLATFORM, FENCED)
         if by_platform and exit_code == 0:
             exit_code = TERMINATED  # it ended well because it had to: its work is not done
-        reason = cause or reason_of(exit_code, killer, self._memory_kills() - kills, False, None)
+        reason = cause or reason_of(exit_code, killer, memory_kills=self._memory_kills() - kills)
         failed = not stopped and exit_code != 0
         tail = output.finish()
         return Ended(
@@ -297,7 +301,7 @@ class Driven:
 
     async def _start(self, attempt: int, command: list[str], environment: Mapping[str, str], output: Output) -> Rank:
         """Start the rank. A shortage that passes is waited for, as long as the rank is wanted; else `OSError`."""
-        pause = TRY_TO_START_AGAIN_S
+        pause = START_AGAIN_AFTER_SECONDS
         while True:
             try:
                 return Rank(command, environment, output.writing)
@@ -306,7 +310,7 @@ class Driven:
                     raise
                 _log_line(f"cannot start {command[0]} now, again in {pause:g} s: {error.strerror}")
             await self._stir(pause)
-            pause = min(2 * pause, TRY_TO_START_AGAIN_AT_MOST_S)
+            pause = min(2 * pause, START_AGAIN_AT_MOST_SECONDS)
 
     async def _until_it_ends(self, attempt: int, rank: Rank) -> str:
         """Why it had to end before it did: by an order, by the platform, by the fence; empty if it ended by itself."""
@@ -343,7 +347,7 @@ class Driven:
         }
 
     def _memory_kills(self) -> int:
-        return read_oom_kills(self._memory_events)
+        return memory_kills(self._memory_events)
 
     # ---- what is told ----------------------------------------------------------------------------------------------
 
@@ -391,7 +395,7 @@ class Driven:
             ended = replace(ended, log_tail=ended.log_tail[1:])
         with contextlib.suppress(OSError):
             path = self._environment.get("BASILICA_TERMINATION_LOG", TERMINATION_LOG)
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | SAFELY, 0o600)
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | files.SAFELY, 0o600)
             with os.fdopen(fd, "w") as file:
                 file.write(text)
 
@@ -520,7 +524,7 @@ def _start_error(program: str, error: OSError) -> Ended:
 
 def _cannot_start(sentence: str, code: int) -> Ended:
     _log_line(sentence)
-    return Ended(exit_code=code, reason="StartError", finished_at=steady_now(), start_error=sentence)
+    return Ended(exit_code=code, reason=START_ERROR, finished_at=steady_now(), start_error=sentence)
 
 
 def main(command: Sequence[str]) -> int:

@@ -26,13 +26,14 @@ from typing import Any
 
 from basilica import mesh
 from basilica.core import policy
+from basilica.core.ends import CANNOT_EXECUTE, NOT_FOUND, OF_SIGNALS, exit_code_of, killer_of
 from basilica.machine.clocks import steady_now
 from basilica.rendezvous.names import WORLD
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 ENDING = (signal.SIGTERM, signal.SIGINT)
 LISTENED_TO = {*FORWARDED, signal.SIGCHLD}
-CANNOT_EXECUTE, NOT_FOUND, BAD_USAGE = 126, 127, 2
+BAD_USAGE = 2
 EXITS_KEPT = 8  # a container's termination message holds 4096 bytes
 ASK_WITHIN_S = 5.0
 PR_SET_CHILD_SUBREAPER = 36
@@ -136,8 +137,7 @@ class Init:
         return False
 
     def _record(self, rank: Rank, code: int) -> int:
-        exit_code = code if code >= 0 else 128 - code
-        name = signal.Signals(-code).name if code < 0 else None
+        exit_code, name = exit_code_of(code), killer_of(code)
         self._exits.append({
             "exitCode": exit_code,
             "signal": name,
@@ -197,7 +197,7 @@ def _tell_of_other_hosts() -> None:
 
 
 def _end_at_once(number: int, _: FrameType | None) -> None:
-    raise SystemExit(128 + number)
+    raise SystemExit(OF_SIGNALS + number)
 
 
 def _adopt_orphans() -> None:

@@ -1,7 +1,7 @@
 """A command beside a rank in its container: `python -m basilica.entrypoint --beside -- COMMAND [ARGUMENT...]`.
 
-It runs with the environment and the directory of the rank's newest attempt, says `RUNS` before anything else, and ends
-as the command did. Kubernetes leaves a command alone whose client has gone, and only closes its standard input. So that
+It runs with the environment and the directory of the rank's newest attempt, writes `COMMAND_RUNS` first, and ends as
+the command did. Kubernetes leaves a command alone whose client has gone, and only closes its standard input. So that
 is watched here: at its end the command is killed, with all that it started. The command itself reads from /dev/null.
 """
 
@@ -17,11 +17,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from basilica.core.ends import CANNOT_EXECUTE, NOT_FOUND, exit_code_of
+from basilica.core.environment import COMMAND_MARK
 from basilica.machine.strays import kill, with_environment
-from basilica.runtimes.local.orphans import MARK
+from basilica.runtimes.rules import COMMAND_RUNS
 
-RUNS = b"\x06"  # the first byte on standard output: what comes after it is the command's own
-CANNOT_EXECUTE, NOT_FOUND, BAD_USAGE = 126, 127, 2
+BAD_USAGE = 2
 KILL_AGAIN_S = 0.02
 
 
@@ -30,13 +31,13 @@ def main(arguments: Sequence[str]) -> int:
     if not command:
         print(__doc__, file=sys.stderr)
         return BAD_USAGE
-    os.write(sys.stdout.fileno(), RUNS)
+    os.write(sys.stdout.fileno(), COMMAND_RUNS)
     environment, directory = rank_of_this_container(os.environ)
     token = secrets.token_hex(16)
     try:
         process = subprocess.Popen(
             command,
-            env={**environment, MARK: token},
+            env={**environment, COMMAND_MARK: token},
             cwd=directory,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -44,11 +45,11 @@ def main(arguments: Sequence[str]) -> int:
     except OSError as error:
         print(f"cannot execute {command[0]} in {directory}: {error.strerror}", file=sys.stderr)
         return NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_EXECUTE
-    mark = f"{MARK}={token}".encode()
+    mark = f"{COMMAND_MARK}={token}".encode()
     threading.Thread(target=_end_when_nobody_listens, args=(process, mark), daemon=True).start()
     code = process.wait()
     _end_all(mark)  # what it left behind would keep its output open
-    return code if code >= 0 else 128 - code
+    return exit_code_of(code)
 
 
 def _end_when_nobody_listens(process: subprocess.Popen[bytes], mark: bytes) -> None:

@@ -9,8 +9,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import basilica
-
 LEFT_OUT = ("__pycache__", "console", "testing")  # what no rank needs
 
 START = """\
@@ -48,7 +46,7 @@ sys.exit(main())
 
 def carry(directory: Path) -> None:
     """Make `start` and all that it needs in the directory."""
-    package = Path(basilica.__file__).parent
+    package = Path(__file__).resolve().parents[1]
     ignored = shutil.ignore_patterns(*LEFT_OUT)
     shutil.copytree(package, directory / "lib" / "basilica", ignore=ignored, dirs_exist_ok=True)
     (directory / "start.py").write_text(START_PY, encoding="utf-8")

@@ -13,6 +13,8 @@ import traceback
 from collections.abc import Callable
 from enum import StrEnum
 
+from basilica.core.ends import exit_code_of
+
 AGAIN_EVERY_S = 0.5  # a service that is killed over and over is not started more often
 MESSAGE_BYTES = 256
 
@@ -78,7 +80,7 @@ def served(serve: Callable[[Standby], int]) -> int:
             was_up = _hold_for(ours, held) or was_up
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if code >= 0 or not was_up:
-            return code if code >= 0 else 128 - code
+            return exit_code_of(code)
         _say_nothing_more()
         time.sleep(max(0.0, began + AGAIN_EVERY_S - time.monotonic()))
 

@@ -10,7 +10,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from basilica import __version__
 from basilica.controller.plane import ControlPlane
 from basilica.core.errors import BasilicaError, ValidationError
 from basilica.ports import Keys
@@ -21,6 +20,7 @@ from basilica.server.page import add_console
 from basilica.server.problems import answer, plain, problem, status_of
 from basilica.server.routes import build_router
 from basilica.server.sessions import Sessions
+from basilica.version import __version__
 
 log = logging.getLogger("basilica.server")
 

@@ -15,7 +15,6 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import RedirectResponse, Response
 
-from basilica import __version__
 from basilica.controller.plane import ControlPlane
 from basilica.ports import Keys
 from basilica.server.auth import authenticate
@@ -23,6 +22,7 @@ from basilica.server.overview import watch_all
 from basilica.server.problems import plain
 from basilica.server.sessions import SESSION_SECONDS, Sessions
 from basilica.server.streams import LastingResponse
+from basilica.version import __version__
 from basilica.wire.base import Outgoing, rfc3339
 from basilica.wire.console import BrowserSession, LoggedOut, LoginLink, RunChanges
 

@@ -10,7 +10,6 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response
 
-from basilica import __version__
 from basilica.controller.plane import ControlPlane
 from basilica.controller.step import run_of
 from basilica.core.deployment import Deployment
@@ -23,6 +22,7 @@ from basilica.server.metrics import Metrics
 from basilica.server.outputs import last_words, render_results, rendering, stream_output
 from basilica.server.reports import Fresh, last_reports, newest
 from basilica.server.streams import LastingResponse, next_change, wait_until_removed, watch
+from basilica.version import __version__
 from basilica.wire import requests as inc
 from basilica.wire import responses as out
 from basilica.wire.base import Outgoing, rfc3339, rfc3339_or_none

@@ -16,6 +16,7 @@ from basilica.machine.inotify import TAKEN_AWAY, FileWatcher
 from basilica.machine.places import STATE_FILE
 from basilica.machine.state_dir import StateDirectory, tighten, unsafe
 from basilica.machine.stray_runs import find_stray_runs, trouble_of, trouble_of_damage, trouble_of_loss
+from basilica.runtimes.local import capabilities
 from basilica.runtimes.local.run_as import User, closed_to, find_user
 from basilica.runtimes.local.runtime import LocalRuntime
 from basilica.server.serve import CannotServe, Listen, Parts, serve, take_key
@@ -23,6 +24,8 @@ from basilica.stores.sqlite.keys import SqliteKeys
 from basilica.stores.sqlite.store import SqliteStore
 
 log = logging.getLogger("basilica.server")
+
+examine_machine = capabilities.examine_machine
 
 
 def prepare_state_dir(path: Path) -> Path:

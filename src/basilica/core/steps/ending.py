@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from basilica.core import metering
 from basilica.core.actions import EndRendezvous
+from basilica.core.ends import CANCELLED
 from basilica.core.events import Reason
 from basilica.core.phase import Phase, RankPhase
 from basilica.core.spec import Wanted
@@ -18,7 +19,7 @@ _EVENTS = {
 }
 
 
-def end(turn: Turn, phase: Phase, message: str, *, stop_reason: str = "Cancelled") -> None:
+def end(turn: Turn, phase: Phase, message: str, *, stop_reason: str = CANCELLED) -> None:
     """Enter a terminal phase: what is known is recorded with it, what still runs is stopped."""
     for rank in list(turn.ranks.values()):
         if rank.phase is RankPhase.WAITING:

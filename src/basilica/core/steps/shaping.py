@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from basilica.core import policy
 from basilica.core.actions import Launch, Stop
+from basilica.core.ends import CANCELLED
 from basilica.core.phase import RankPhase
 from basilica.core.steps import stalling
 from basilica.core.steps.turn import Turn
@@ -57,7 +58,7 @@ def _launch_if_due(turn: Turn, rank: RankStatus) -> RankStatus:
 def stop(turn: Turn, rank: RankStatus) -> None:
     turn.actions.append(Stop(rank.rank, rank.attempt, turn.spec.grace_seconds))
     if rank.phase is not RankPhase.STOPPING:
-        turn.ranks[rank.rank] = replace(rank, phase=RankPhase.STOPPING, stop_reason="Cancelled")
+        turn.ranks[rank.rank] = replace(rank, phase=RankPhase.STOPPING, stop_reason=CANCELLED)
 
 
 def watch_the_stopping(turn: Turn) -> None:

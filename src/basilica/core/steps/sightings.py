@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from basilica.core import policy
 from basilica.core.actions import Stop
+from basilica.core.ends import UNKNOWN
 from basilica.core.phase import RankPhase
 from basilica.core.seen import Ended, SeenRank, Sight
 from basilica.core.steps import exits, stalling
@@ -88,5 +89,5 @@ def _miss(turn: Turn, rank: RankStatus) -> None:
         return
     turn.actions.append(Stop(rank.rank, rank.attempt, 0.0))  # should it be there after all, it must not stay
     stopped = rank.phase is RankPhase.STOPPING
-    ended = Ended(exit_code=None, reason="Unknown", finished_at=since, by_platform=True, stopped=stopped)
+    ended = Ended(exit_code=None, reason=UNKNOWN, finished_at=since, by_platform=True, stopped=stopped)
     exits.book(turn, rank, ended)

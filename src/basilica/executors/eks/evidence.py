@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from basilica.core.ends import COMPLETED, ERROR
 from basilica.executors.protocol import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED
 from basilica.kube.manifests.gang import COMPLETION_INDEX
 from basilica.kube.manifests.indexes import parse_indexes
@@ -29,7 +30,7 @@ class Exit:
     why: str = ""  # what the pod says of itself, such as an eviction
 
     def __str__(self) -> str:
-        told = ", ".join(part for part in (self.reason if self.reason != "Error" else "", self.why) if part)
+        told = ", ".join(part for part in (self.reason if self.reason != ERROR else "", self.why) if part)
         return f"exit code {self.code} ({told})" if told else f"exit code {self.code}"
 
 
@@ -118,13 +119,13 @@ class GangEvidence:
     def _see_exit(self, rank: int, ended: Json, status: Json, *, stopped: bool) -> None:
         code = int(ended.get("exitCode", 1))
         if code == 0 and status.get("phase") != "Failed":
-            self.exits[rank] = Exit(0, "Completed", str(ended.get("finishedAt", "")), "", stopped)
+            self.exits[rank] = Exit(0, COMPLETED, str(ended.get("finishedAt", "")), "", stopped)
             self._settle(rank, SUCCEEDED)
             return
         before = self.exits.get(rank)
         if before is not None and before.finished_at == str(ended.get("finishedAt", "")):
             return  # the same end again, in a later state of its pod
-        reason = str(ended.get("reason") or status.get("reason") or "Error")
+        reason = str(ended.get("reason") or status.get("reason") or ERROR)
         why = ": ".join(str(status[key]) for key in ("reason", "message") if status.get(key))
         finished = str(ended.get("finishedAt", ""))
         self.exits[rank] = Exit(code or 1, reason, finished, str(ended.get("message") or ""), stopped, why)

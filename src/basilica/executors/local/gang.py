@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
+from basilica.core import ends
 from basilica.core.errors import BadResult
 from basilica.executors.protocol import CANCELLED, ENDED, FAILED, PENDING, RUNNING, SUCCEEDED
 from basilica.machine import files
@@ -116,7 +117,7 @@ class Gang:
     def _why(self, rank: int, exit: Exit) -> str:
         if exit.start_error is not None:
             return f"could not be started: {exit.start_error}"
-        if exit.reason == "OOMKilled":
+        if exit.reason == ends.OOM_KILLED:
             return f"killed: out of memory (OOMKilled{'' if exit.signal is None else f', {exit.signal}'})"
         if exit.signal is not None:
             return f"killed by {exit.signal}"
@@ -193,7 +194,7 @@ class Gang:
                 return
             key = Key(self.job, rank, 0)
             write_stop(self._layout.stop(key), grace)
-            never_started = Exit(exit_code=None, reason="Cancelled", finished_at=steady_now(), stopped=True)
+            never_started = Exit(exit_code=None, reason=ends.CANCELLED, finished_at=steady_now(), stopped=True)
             if bury(self._layout.record(key), never_started):
                 return
             record = self._record(rank)

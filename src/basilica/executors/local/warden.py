@@ -14,6 +14,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from basilica.core.ends import START_ERROR
 from basilica.core.errors import BasilicaError, RuntimeUnavailable
 from basilica.executors.local.gang import NEWS, OVER, TIME_IS_UP, TOLD, Gang, Task, process_namespace
 from basilica.machine import files
@@ -153,7 +154,7 @@ class Warden:
             record = Record(claim=NOBODY)
         if record is None:
             problem = f"its supervisor could not begin; see {self.layout.complaints}"
-            bury(path, Exit(exit_code=None, reason="StartError", finished_at=self.clock.now(), start_error=problem))
+            bury(path, Exit(exit_code=None, reason=START_ERROR, finished_at=self.clock.now(), start_error=problem))
         elif record.exit is None:
             if record.running is not None:
                 await _gone(record.running.pid, record.running.start)

@@ -12,8 +12,8 @@ from basilica.kube.client.api import ApiError, KubeApi
 from basilica.kube.client.exec import STDERR, STDOUT, execute
 from basilica.kube.manifests.run import WORKER_CONTAINER
 from basilica.ports import Exited, Output, Run
-from basilica.rank.exec import RUNS
 from basilica.runtimes.kubernetes.parse import PodFacts
+from basilica.runtimes.rules import COMMAND_RUNS
 
 Json = dict[str, Any]
 Streams = AsyncGenerator[tuple[int, bytes] | int, None]
@@ -80,8 +80,8 @@ async def _started(who: str, streams: Streams) -> bytes:
                     code = found
                     break
                 channel, data = found
-                if channel == STDOUT and data.startswith(RUNS) and not words:
-                    return data.removeprefix(RUNS)
+                if channel == STDOUT and data.startswith(COMMAND_RUNS) and not words:
+                    return data.removeprefix(COMMAND_RUNS)
                 words = (words + data)[:WORDS_MAX]
     except TimeoutError:
         raise RuntimeUnavailable(f"no command was started beside {who} within {START_WITHIN_S:g} s") from None

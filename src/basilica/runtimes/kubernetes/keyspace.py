@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from basilica.core.ends import CANCELLED
 from basilica.core.errors import RuntimeUnavailable
 from basilica.core.fencing import FenceTimes
 from basilica.core.mesh import Announcement, Pair, SeenRendezvous, failing_pairs
@@ -32,7 +33,7 @@ from basilica.rendezvous.presence import load_heard
 from basilica.runtimes.kubernetes.node_evidence import Listening
 from basilica.runtimes.kubernetes.wakes import Tally
 
-NOT_STARTED = "Cancelled"
+NOT_STARTED = CANCELLED
 DEFAULT_TIMES = FenceTimes()
 
 

@@ -5,12 +5,12 @@ silent the node's.
 """
 
 import json
-import signal
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal
 
+from basilica.core.ends import COMPLETED, ERROR, OOM_KILLED, START_ERROR, UNKNOWN, killer_in
 from basilica.core.seen import Ended, SeenRank, Sight
 from basilica.kube.manifests.run import (
     POD_GROUP,
@@ -34,7 +34,7 @@ _DISRUPTIONS = {
     "DeletionByTaintManager": "NodeLost",
     "DeletionByPodGC": "NodeLost",
 }
-_NEVER_STARTED = ("StartError", "ContainerCannotRun")
+_NEVER_STARTED = (START_ERROR, "ContainerCannotRun")
 _OF_THE_ENTRYPOINT = (1, 2, 126, 127, 128)  # codes of an entrypoint that is not there or cannot begin
 _HOPELESS = ("InvalidImageName",)  # all else that keeps a container waiting may pass
 _TAIL_LINES, _TAIL_CHARS = 20, 500
@@ -245,7 +245,7 @@ class Gang:
                 self._is_sure_of(record.node) or self.evidence.is_silent(record.pod)
             ):
                 return None
-            return Ended(exit_code=None, reason="Unknown", finished_at=now, by_platform=True)
+            return Ended(exit_code=None, reason=UNKNOWN, finished_at=now, by_platform=True)
         if pod.over and (pod.told_by_node or self._is_sure_of(pod.node) or self.evidence.is_silent(pod.uid)):
             return container_end(pod, now)
         if self.evidence.is_lost(pod.uid, pod.node):
@@ -268,7 +268,7 @@ class Gang:
         problem = start_error(failed[-1]) if failed else ""
         if problem:
             code = failed[-1].exit_code or None
-            ended = Ended(exit_code=code, reason="StartError", finished_at=now, start_error=problem)
+            ended = Ended(exit_code=code, reason=START_ERROR, finished_at=now, start_error=problem)
             return replace(sight, sight=Sight.ENDED, ended=ended, pod_name=failed[-1].name, node=failed[-1].node)
         there = [pod for pod in pods if not pod.over and not pod.deleting]
         waiting = [pod for pod in there if not self.evidence.node_is_lost(pod.node)]
@@ -283,7 +283,7 @@ class Gang:
             return replace(sight, note=queued or pod.unschedulable or "waiting for a node")
         if pod.state == "waiting" and pod.reason in _HOPELESS:
             ended = Ended(
-                exit_code=None, reason="StartError", finished_at=now, start_error=f"{pod.reason}: {pod.message}"
+                exit_code=None, reason=START_ERROR, finished_at=now, start_error=f"{pod.reason}: {pod.message}"
             )
             return replace(sight, sight=Sight.ENDED, ended=ended)
         note = ": ".join(part for part in (pod.reason, pod.message) if part) if pod.state == "waiting" else ""
@@ -313,20 +313,20 @@ def container_end(pod: PodFacts, now: float) -> Ended:
     """The end of a rank that ended with its container, before a word could be said."""
     finished = pod.finished_at or now
     if not pod.told_by_node:
-        return Ended(exit_code=None, reason=pod.disruption or "Unknown", finished_at=finished, by_platform=True)
+        return Ended(exit_code=None, reason=pod.disruption or UNKNOWN, finished_at=finished, by_platform=True)
     code = pod.exit_code
     if code == 0:  # the entrypoint ends so only when its rank did
-        return Ended(exit_code=0, reason="Completed", finished_at=finished)
-    killer = _signal_name(code - 128) if code > 128 else None
+        return Ended(exit_code=0, reason=COMPLETED, finished_at=finished)
+    killer = None if code is None else killer_in(code)
     by_platform = bool(pod.disruption) or pod.deleting
     if pod.disruption:
         reason = pod.disruption
-    elif pod.reason == "OOMKilled":
-        reason, by_platform = "OOMKilled", False
+    elif pod.reason == OOM_KILLED:
+        reason, by_platform = OOM_KILLED, False
     elif by_platform:
         reason = TERMINATED
     else:
-        reason = killer or "Error"
+        reason = killer or ERROR
     tail = () if message_record(pod) else tuple(line[:_TAIL_CHARS] for line in pod.message.splitlines()[-_TAIL_LINES:])
     return Ended(
         exit_code=code,
@@ -346,10 +346,3 @@ def start_error(pod: PodFacts) -> str:
         words = " ".join(pod.message.split())[-_TAIL_CHARS:]
         return f"the container ended with code {pod.exit_code} before the rank was started: {words or pod.reason}"
     return ""
-
-
-def _signal_name(number: int) -> str | None:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return None

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from basilica.core.ends import OOM_KILLED, UNKNOWN
 from basilica.core.names import rank_name
 from basilica.core.seen import Ended, SeenRank, Sight, Stalled
 from basilica.machine.files import UnusableFile
@@ -121,7 +122,7 @@ def read_attempt(layout: Layout, key: Key, boot: str, now: float) -> OnDisk:
     if record is None:
         return OnDisk()
     if record.exit is None and record.claim.boot != boot and not record.claim_lost:
-        lost = Exit(exit_code=None, reason="Unknown", finished_at=now, by_platform=True)
+        lost = Exit(exit_code=None, reason=UNKNOWN, finished_at=now, by_platform=True)
         record = write_end(layout, key, record, lost)
     return OnDisk(record=record) if record.exit is None else with_output(layout, key, record, record.exit)
 
@@ -147,7 +148,7 @@ def with_output(layout: Layout, key: Key, record: Record, exit: Exit) -> OnDisk:
 
 def memory_kill(key: Key, exit: Exit) -> str:
     """A sentence on processes that were killed for memory and that the rank outlived; empty if there are none."""
-    if not exit.oom_kills or exit.reason == "OOMKilled" or exit.exit_code is None or exit.stopped:
+    if not exit.oom_kills or exit.reason == OOM_KILLED or exit.exit_code is None or exit.stopped:
         return ""
     many = "1 process" if exit.oom_kills == 1 else f"{exit.oom_kills} processes"
     went_on = f"the rank went on and exited with code {exit.exit_code}"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from basilica.runtimes.local.task import CgroupTask, CommandTask
 
 CONTROL = 0
-CANNOT_EXECUTE, NOT_FOUND = 126, 127
+CANNOT_EXECUTE, NOT_FOUND = supervisor.CANNOT_EXECUTE, supervisor.NOT_FOUND
 KILL_AGAIN_MS = 20
 FIRST_TO_BE_KILLED = b"1000"
 
@@ -48,7 +48,7 @@ def main() -> int:
     status = _attend(pid, wakeup.fd)
     for group in reversed(made):
         supervisor.remove_cgroup(group["path"])
-    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+    return supervisor.OF_SIGNALS + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
 def _make(path: str) -> bool:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from basilica.bench.report import parse
+from basilica.core.ends import CANCELLED, UNKNOWN
 from basilica.core.errors import RuntimeUnavailable
 from basilica.core.phase import BenchPhase
 from basilica.core.seen import SeenBench
@@ -29,10 +30,10 @@ from basilica.runtimes.local.cgroups import RankCgroups
 from basilica.runtimes.local.environment import INHERITED
 from basilica.runtimes.local.hosts import Host
 from basilica.runtimes.local.logs import read_tail
-from basilica.runtimes.local.orphans import KILL_AGAIN_S
 from basilica.runtimes.local.records import Claim, Exit, Record, append_exit, bury, read_record, write_stop
 from basilica.runtimes.local.run_files import all_ended
 from basilica.runtimes.local.task import RankTask, StartReply, StartRequest
+from basilica.runtimes.rules import KILL_AGAIN_SECONDS
 
 CORES = 2.0  # one for each end
 LOG_LIMIT_BYTES = 1 << 20
@@ -175,7 +176,7 @@ class Benches:
         """Its supervisor was killed: end what is left, and write down that nobody knows how it ended."""
         if record.claim.boot == self._boot:
             await self._kill_leftovers(instance, record.claim)
-        exit = Exit(exit_code=None, reason="Unknown", finished_at=self._clock.now())
+        exit = Exit(exit_code=None, reason=UNKNOWN, finished_at=self._clock.now())
         with suppress(OSError):  # the next look comes to the same conclusion
             await self._pool.run(append_exit, self._file(instance, "1.record"), exit, record)
         return replace(record, exit=exit)
@@ -184,7 +185,7 @@ class Benches:
         mark = {f"{HOME}={self._layout.bench(instance)}".encode()}
         while left := await self._pool.run(with_environment, mark):
             kill(left)
-            await asyncio.sleep(KILL_AGAIN_S)
+            await asyncio.sleep(KILL_AGAIN_SECONDS)
         for path in claim.cgroups:
             supervisor.remove_cgroup(path)
 
@@ -209,7 +210,7 @@ class Benches:
     async def end(self, instance: str) -> None:
         """Take the probe down, if it has not ended, and keep it from ever starting."""
         self._failures.pop(instance, None)
-        never_started = Exit(exit_code=None, reason="Cancelled", finished_at=self._clock.now(), stopped=True)
+        never_started = Exit(exit_code=None, reason=CANCELLED, finished_at=self._clock.now(), stopped=True)
         asking = signal.SIGTERM
         try:
             if await self._pool.run(self._ask_for_end, instance, never_started):

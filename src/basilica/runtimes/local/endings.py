@@ -6,6 +6,7 @@ import signal
 import time
 from contextlib import suppress
 
+from basilica.core.ends import UNKNOWN
 from basilica.machine.clocks import steady_now
 from basilica.machine.layout import Key, Layout
 from basilica.machine.processes import lives, supervisor_of
@@ -66,8 +67,8 @@ def _record_ends(layout: Layout, instance: str) -> None:
     """Attempts that nobody recorded the end of: nobody knows it."""
     for key, record in read_records(layout, instance).items():
         if record is not None and record.exit is None:
-            unknown = Exit(exit_code=None, reason="Unknown", finished_at=steady_now(), stopped=True)
+            unknown = Exit(exit_code=None, reason=UNKNOWN, finished_at=steady_now(), stopped=True)
             with suppress(OSError):
                 append_exit(layout.record(key), unknown, record)
         elif record is None:
-            bury(layout.record(key), Exit(exit_code=None, reason="Unknown", finished_at=steady_now(), stopped=True))
+            bury(layout.record(key), Exit(exit_code=None, reason=UNKNOWN, finished_at=steady_now(), stopped=True))

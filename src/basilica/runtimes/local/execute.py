@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import closing, suppress
 from typing import Literal
 
+from basilica.core.environment import COMMAND_MARK
 from basilica.core.errors import RuntimeUnavailable
 from basilica.machine.layout import Layout
 from basilica.machine.processes import Watch
@@ -22,15 +23,15 @@ from basilica.machine.strays import kill, whose_environment
 from basilica.ports import Exited, Output
 from basilica.runtimes.local import attendant
 from basilica.runtimes.local.background import Spawn
-from basilica.runtimes.local.orphans import KILL_AGAIN_S, MARK
 from basilica.runtimes.local.task import CommandTask
+from basilica.runtimes.rules import KILL_AGAIN_SECONDS
 
 log = logging.getLogger(__name__)
 
 CHUNK = 1 << 16
 CHUNKS_WAITING = 16
 END_WITHIN_S = 5.0
-_MARKED = f"{MARK}=".encode()
+_MARKED = f"{COMMAND_MARK}=".encode()
 _DIRECTORY = "BASILICA_CHECKPOINT_DIR="
 STOPPED = "the rank that the command ran beside was stopped, and the command with it"
 
@@ -49,7 +50,7 @@ class Commands:
         with suppress(OSError):  # a full disk: then a server that starts finds what is left
             self._layout.commands(instance).touch()
         stopped, token = asyncio.Event(), secrets.token_hex(16)
-        message = json.dumps({**task, "env": {**task["env"], MARK: token}}).encode()
+        message = json.dumps({**task, "env": {**task["env"], COMMAND_MARK: token}}).encode()
         starting = asyncio.ensure_future(self._start(len(message).to_bytes(8, "big") + message))
         chunks: asyncio.Queue[Output | None] = asyncio.Queue(CHUNKS_WAITING)
         helpers: list[asyncio.Task[None]] = []
@@ -178,7 +179,7 @@ async def _finish(starting: "asyncio.Future[asyncio.subprocess.Process]", token:
 
 
 async def _kill_marked(token: str) -> None:
-    mark = f"{MARK}={token}".encode()
+    mark = f"{COMMAND_MARK}={token}".encode()
     await _kill_commands(lambda environment: mark in environment)
 
 
@@ -194,4 +195,4 @@ async def _kill_commands(fits: Callable[[set[bytes]], bool]) -> None:
         if time.monotonic() > give_up:
             log.warning("processes of commands beside ranks do not end: %s", found)
             return
-        await asyncio.sleep(KILL_AGAIN_S)
+        await asyncio.sleep(KILL_AGAIN_SECONDS)

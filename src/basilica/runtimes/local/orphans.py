@@ -5,6 +5,7 @@ import os
 import signal
 from contextlib import suppress
 
+from basilica.core.ends import CANCELLED, UNKNOWN
 from basilica.machine.clocks import SteadyClock
 from basilica.machine.layout import Key, Layout
 from basilica.machine.pools import Pool
@@ -12,20 +13,18 @@ from basilica.machine.processes import lives, supervisor_of
 from basilica.machine.strays import kill, with_environment
 from basilica.runtimes.local import supervisor
 from basilica.runtimes.local.records import Claim, Exit
-
-KILL_AGAIN_S = 0.05
-MARK = "BASILICA_EXEC"  # in the environment of a command that was started beside a rank, and of all that it started
+from basilica.runtimes.rules import KILL_AGAIN_SECONDS
 
 
 async def bury_orphan(layout: Layout, key: Key, claim: Claim, pool: Pool, clock: SteadyClock) -> Exit:
     """Kill what is left of an attempt whose supervisor and rank are gone. Nobody knows how it ended."""
     finished_at = clock.now()
     while await pool.run(kill_leftovers, layout, key, claim):
-        await asyncio.sleep(KILL_AGAIN_S)
+        await asyncio.sleep(KILL_AGAIN_SECONDS)
     for path in claim.cgroups:
         await pool.run(supervisor.remove_cgroup, path)
     stopped = await pool.run(os.path.lexists, layout.stop(key))
-    reason = "Cancelled" if stopped else "Unknown"
+    reason = CANCELLED if stopped else UNKNOWN
     return Exit(exit_code=None, reason=reason, finished_at=finished_at, stopped=stopped)
 
 

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass, field
 from functools import partial
 
+from basilica.core.ends import CANCELLED
 from basilica.core.seen import Sight
 from basilica.machine.clocks import SteadyClock
 from basilica.machine.layout import Key, Layout
@@ -52,7 +53,7 @@ class Stopping:
         if attempt is not None and attempt.sight is Sight.ENDED:
             return
         self.line.leave(key)
-        never_started = Exit(exit_code=None, reason="Cancelled", finished_at=self.clock.now(), stopped=True)
+        never_started = Exit(exit_code=None, reason=CANCELLED, finished_at=self.clock.now(), stopped=True)
         asking = signal.SIGTERM
         try:
             if await self.pool.run(self._ask, key, grace_seconds, never_started):

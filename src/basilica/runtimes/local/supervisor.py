@@ -1,4 +1,4 @@
-"""The fork server and its supervisors. Executed as `python -I -S supervisor.py`: it imports nothing of ours.
+"""The fork server and its supervisors. Executed as `python -I -S supervisor.py`; of ours it imports `core/ends` alone.
 
 The fork server reads requests (8 bytes of length, then JSON) from its stdin, forks one supervisor per rank and answers
 with their pids. At end of file it exits; the supervisors, each in a session of its own, live on.
@@ -32,6 +32,34 @@ if TYPE_CHECKING:
 
     from basilica.runtimes.local.task import CgroupTask, RankTask, StartRequest
 
+if TYPE_CHECKING or __package__:
+    from basilica.core.ends import (
+        CANNOT_EXECUTE,
+        NOT_FOUND,
+        OF_SIGNALS,
+        SHORTAGES,
+        START_AGAIN_AFTER_SECONDS,
+        START_AGAIN_AT_MOST_SECONDS,
+        memory_kills_in,
+        reason_of,
+        signal_name,
+    )
+else:  # executed as a file: the package around it would cost every rank its memory
+    sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "core"))
+    from ends import (
+        CANNOT_EXECUTE,
+        NOT_FOUND,
+        OF_SIGNALS,
+        SHORTAGES,
+        START_AGAIN_AFTER_SECONDS,
+        START_AGAIN_AT_MOST_SECONDS,
+        memory_kills_in,
+        reason_of,
+        signal_name,
+    )
+
+    sys.path.pop()
+
 FORMAT = 1
 PR_SET_NAME = 15
 NAME = b"basilica-rank"  # of a supervisor, as the system shows it: 15 bytes at most
@@ -45,9 +73,6 @@ LOOK_AT_LOG_EVERY_S = 1.0
 KILL_AGAIN_AFTER_S = 0.02
 KILL_AGAIN_AT_MOST_S = 1.0
 TRY_TO_WRITE_AGAIN_S = 1.0
-TRY_TO_START_AGAIN_S = 0.1
-TRY_TO_START_AGAIN_AT_MOST_S = 10.0
-SHORTAGES = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # they pass, and are nobody's fault
 SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a rank can put anything in the place of its files
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 NEVER = float("inf")
@@ -193,7 +218,7 @@ class Supervisor:
         status = self.wait()
         if os.WIFSIGNALED(status):
             number = os.WTERMSIG(status)
-            self.finish(exit_code=128 + number, signal_name=signal_name(number))
+            self.finish(exit_code=OF_SIGNALS + number, killer=signal_name(number))
         else:
             self.finish(exit_code=os.WEXITSTATUS(status))
 
@@ -243,7 +268,7 @@ class Supervisor:
         try:
             log = create_log(self.file("log"))
         except OSError as error:
-            return 126, f"cannot write the log: {error.strerror}"
+            return CANNOT_EXECUTE, f"cannot write the log: {error.strerror}"
         if self.user is not None:
             os.fchown(log, *self.user)  # /dev/stderr is this file, opened once more
         self.log = LogLimit(log, self.directory_fd, self.request["log_limit"])
@@ -265,25 +290,25 @@ class Supervisor:
 
     def spawn_when_possible(self, log: int) -> tuple[int, str] | None:
         """A machine that lacks processes or memory for a moment is tried again, for as long as the rank is wanted."""
-        pause = TRY_TO_START_AGAIN_S
+        pause = START_AGAIN_AFTER_SECONDS
         while True:
             try:
                 return self.spawn(log)
             except OSError as error:
                 self.tell(f"short {error.strerror}")
             arrived = self.wakeup.wait(time.monotonic() + pause)
-            pause = min(2 * pause, TRY_TO_START_AGAIN_AT_MOST_S)
+            pause = min(2 * pause, START_AGAIN_AT_MOST_SECONDS)
             if signal.SIGTERM in arrived:
                 self.read_stop()
             if self.asked_to_stop or signal.SIGUSR1 in arrived:
                 self.asked_to_stop = True
-                return 126, "it was stopped before it could be started"
+                return CANNOT_EXECUTE, "it was stopped before it could be started"
 
     def spawn(self, log: int) -> tuple[int, str] | None:
         """`OSError` for a shortage that may pass."""
         with real_user(self.user):
             if self.user is not None and not os.access(".", os.X_OK):
-                return 126, f"the user that ranks run as may not enter the directory {self.request['cwd']}"
+                return CANNOT_EXECUTE, f"the user that ranks run as may not enter the directory {self.request['cwd']}"
             return self.spawn_as_real_user(log)
 
     def spawn_as_real_user(self, log: int) -> tuple[int, str] | None:
@@ -309,18 +334,18 @@ class Supervisor:
                 )
             except (FileNotFoundError, NotADirectoryError):
                 if os.path.isfile(path):
-                    return 127, f"the interpreter that {path} names in its first line is not there"
+                    return NOT_FOUND, f"the interpreter that {path} names in its first line is not there"
             except PermissionError:
                 denied = True
             except OSError as error:
                 if error.errno in SHORTAGES:
                     raise
-                return 126, exec_problem(program, error)
+                return CANNOT_EXECUTE, exec_problem(program, error)
             except (ValueError, NotImplementedError) as error:  # what this system's C library does not take
-                return 126, f"cannot execute {program}: {error}"
+                return CANNOT_EXECUTE, f"cannot execute {program}: {error}"
             else:
                 return None
-        return (126, f"not executable: {program}") if denied else (127, f"no such program: {program}")
+        return (CANNOT_EXECUTE, f"not executable: {program}") if denied else (NOT_FOUND, f"no such program: {program}")
 
     def set_limits(self, joined: list[CgroupTask]) -> tuple[int, str] | None:
         """Limit the rank's groups, now that we are out of them: the kernel would choose us as the one to kill, too."""
@@ -330,7 +355,7 @@ class Supervisor:
                 if os.path.exists(path) and not write_file(path, value.encode()):
                     self.kill_at = 0.0
                     self.wait()
-                    return 126, f"cannot set its limit: {name} = {value}"
+                    return CANNOT_EXECUTE, f"cannot set its limit: {name} = {value}"
         return None
 
     def wait(self) -> int:
@@ -414,16 +439,17 @@ class Supervisor:
                 with suppress(OSError):  # gone meanwhile
                     os.kill(pid, signal.SIGKILL)
 
-    def finish(self, *, exit_code: int | None, signal_name: str | None = None, start_error: str | None = None) -> None:
+    def finish(self, *, exit_code: int | None, killer: str | None = None, start_error: str | None = None) -> None:
         """Write the exit record, whatever it takes: nobody else knows how the rank ended."""
-        oom_kills = read_oom_kills(self.task["memory_events"])
+        memory_kills = read_memory_kills(self.task["memory_events"])
+        stopped = self.asked_to_stop
         record = {
             "exit_code": exit_code,
-            "signal": signal_name,
-            "reason": reason_of(exit_code, signal_name, oom_kills, self.asked_to_stop, start_error),
+            "signal": killer,
+            "reason": reason_of(exit_code, killer, memory_kills=memory_kills, stopped=stopped, start_error=start_error),
             "finished_at": self.finished_at or self.now(),
-            "oom_kills": oom_kills,
-            "stopped": self.asked_to_stop,
+            "oom_kills": memory_kills,
+            "stopped": stopped,
             "by_platform": False,
             "start_error": start_error,
         }
@@ -456,25 +482,6 @@ class Supervisor:
         os.close(fd)
 
 
-def reason_of(
-    exit_code: int | None, signal_name: str | None, oom_kills: int, stopped: bool, start_error: str | None
-) -> str:
-    """Why it ended, by evidence only.
-
-    A memory kill counts if it ended the rank: by SIGKILL, or as the 137 with which a shell passes on that of its child.
-    A rank that handled the kill of a child and exits with a code of its own has failed by itself.
-    """
-    if stopped:
-        return "Cancelled"
-    if start_error is not None:
-        return "StartError"
-    if exit_code == 0:
-        return "Completed"
-    if oom_kills and exit_code == 128 + signal.SIGKILL:
-        return "OOMKilled"
-    return signal_name or "Error"
-
-
 # ------------------------------------------------------------------------------------------- before the rank's exec
 
 
@@ -487,11 +494,11 @@ def enter(directory: str) -> tuple[int, str] | None:
     try:
         os.chdir(directory)
     except FileNotFoundError:
-        return 127, f"no such directory: {directory}"
+        return NOT_FOUND, f"no such directory: {directory}"
     except NotADirectoryError:
-        return 127, f"not a directory: {directory}"
+        return NOT_FOUND, f"not a directory: {directory}"
     except OSError as error:
-        return 126, f"cannot enter directory {directory}: {error.strerror}"
+        return CANNOT_EXECUTE, f"cannot enter directory {directory}: {error.strerror}"
     return None
 
 
@@ -568,13 +575,6 @@ def signals_as_bytes() -> Wakeups:
     for number in WOKEN_BY:
         signal.signal(number, lambda *_: None)
     return Wakeups(fd)
-
-
-def signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def send_to_group(group: int, number: int) -> None:
@@ -806,14 +806,13 @@ def kill_frozen(freezer: str | None) -> bool:
     return True
 
 
-def read_oom_kills(path: str | None) -> int:
+def read_memory_kills(path: str | None) -> int:
     if path is None:
         return 0
     try:
-        lines = read_file(path).decode().splitlines()
+        return memory_kills_in(read_file(path).decode())
     except OSError:
         return 0
-    return sum(int(value) for name, _, value in (line.partition(" ") for line in lines) if name == "oom_kill")
 
 
 if __name__ == "__main__":

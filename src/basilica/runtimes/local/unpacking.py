@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from basilica.core.actions import Launch
+from basilica.core.ends import CANNOT_EXECUTE, START_ERROR
 from basilica.core.errors import RuntimeUnavailable
 from basilica.core.seen import Sight
 from basilica.machine.layout import Key, Layout
@@ -27,7 +28,6 @@ from basilica.runtimes.local.tracking import Tracking
 log = logging.getLogger("basilica.runtime")
 
 NOTE = "its directory is being unpacked"
-CANNOT_START = 126  # as the supervisor has it for what cannot be executed
 
 
 @dataclass(slots=True, kw_only=True)
@@ -105,7 +105,7 @@ class Unpacking:
 
     async def _fail(self, keys: list[Key], problem: str) -> None:
         exit = Exit(
-            exit_code=CANNOT_START, reason="StartError", finished_at=self.tracking.clock.now(), start_error=problem
+            exit_code=CANNOT_EXECUTE, reason=START_ERROR, finished_at=self.tracking.clock.now(), start_error=problem
         )
         for key in keys:
             with suppress(OSError):  # no room to write it down: what is known here counts
