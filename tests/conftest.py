@@ -1,5 +1,6 @@
 """Settings of all tests."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,10 @@ import pytest
 from tests.support import exploring
 
 exploring.load_profile()
+
+# A shell starts what runs in its background with interrupts ignored, and so would every process that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Whole processes, terminals, servers and disks: all of it in `make test`, none of it in `make test-fast`.
 SLOW_DIRECTORIES = (

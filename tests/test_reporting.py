@@ -175,8 +175,8 @@ def test_a_long_training_keeps_a_small_file_and_every_spike(place: Path, monkeyp
 def test_the_last_point_is_whole_when_the_program_ends(tmp_path: Path) -> None:
     code = """
 import basilica
-from basilica import reporting
-reporting.FILE_BYTES_MAX = 5000
+from basilica.reports import writer
+writer.FILE_BYTES_MAX = 5000
 for step in range(997):
     basilica.report(step=step, loss=2.0)
 """
@@ -303,16 +303,16 @@ def test_a_report_within_a_report_is_left_out(place: Path) -> None:
 def test_a_forked_child_has_a_file_of_its_own(place: Path) -> None:
     code = """
 import os, threading, basilica
-from basilica import reporting
+from basilica.reports import writer
 basilica.report(step=1, who=1)
-reporting._here.writer._lock.acquire()  # as another thread may hold it at that moment
+writer._here.writer._lock.acquire()  # as another thread may hold it at that moment
 pid = os.fork()
 if pid == 0:
     basilica.report(step=2, who=2)
     basilica.report(step=3, who=2)
     os._exit(0)
 assert os.waitpid(pid, 0)[1] == 0
-reporting._here.writer._lock.release()
+writer._here.writer._lock.release()
 basilica.report(step=4, who=1)
 """
     done = in_a_process(code, place.parent)

@@ -100,7 +100,8 @@ def test_it_has_what_the_rank_was_given(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_what_a_process_was_started_with_is_known_whatever_it_made_of_it() -> None:
-    program = "import os; os.environ['A'] = '2'; from basilica import beside; print(rank_exec._given_to_us())"
+    told = "from basilica.rank.exec import _given_to_us; print(_given_to_us())"
+    program = f"import os; os.environ['A'] = '2'; {told}"
     done = subprocess.run([sys.executable, "-c", program], env={"A": "1", "B": "x=y"}, capture_output=True, check=True)
     assert done.stdout.decode().strip() == "{'A': '1', 'B': 'x=y'}"
 
