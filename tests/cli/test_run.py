@@ -24,6 +24,14 @@ def main(steps=1, culprit=None):
         sys.exit(7)
     return {"steps": steps}
 
+def complain_and_leave():
+    # the rank that leaves first writes what executors write of others
+    rank = int(os.environ["REPLICA_RANK"])
+    time.sleep(0.5 * (1 - rank))
+    if rank == 1:
+        sys.exit("rank 0 failed first")
+    sys.exit(9)
+
 def write(characters):
     return "x" * characters
 
@@ -64,6 +72,13 @@ def test_what_each_replica_returned(job: Path, env: dict[str, str]) -> None:
     assert lines[0] == ["RANK", "STATUS", "CODE", "RESULT"]
     assert lines[1:] == [[rank, "succeeded", "0", '{"steps": 3}'] for rank in ("0", "1")]
     assert "rank 1 succeeded" in done.stderr
+
+
+def test_the_exit_code_is_the_culprit_s_whatever_its_last_line_says(job: Path, env: dict[str, str]) -> None:
+    done = cli("run", f"{job}:complain_and_leave", "-n", "2", "--json", env=env)
+    first, second = json.loads(done.stdout)
+    assert (first["role"], second["role"]) == ("victim", "culprit")
+    assert (first["exit_code"], second["exit_code"], done.returncode) == (9, 1, 1)
 
 
 def test_json_is_all_that_is_on_stdout(job: Path, env: dict[str, str]) -> None:

@@ -39,7 +39,14 @@ def run(*command: str, env: Mapping[str, str] | None = None) -> tuple[int, str, 
 
 @pytest.mark.parametrize(
     ("script", "code"),
-    [("exit 0", 0), ("exit 7", 7), ("kill -KILL $$", 137), ("kill -TERM $$", 143), ("kill -SEGV $$", 139)],
+    [
+        ("exit 0", 0),
+        ("exit 7", 7),
+        ("kill -KILL $$", 137),
+        ("kill -TERM $$", 143),
+        ("kill -SEGV $$", 139),
+        ("kill -40 $$", 168),
+    ],
 )
 def test_it_ends_as_the_rank_did(script: str, code: int) -> None:
     assert run("sh", "-c", script)[0] == code

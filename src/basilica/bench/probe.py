@@ -23,10 +23,11 @@ from basilica.bench import meet, sweep
 from basilica.bench.link import Deadline, Link, ProbeError
 from basilica.bench.methods import BEST_FIRST, Method, agree, method, usable
 from basilica.bench.report import failure, report
+from basilica.core import environment as env
 
 DEADLINE_S = 120.0
 BUDGET_S = 10.0
-TOKEN = "BASILICA_BENCH_TOKEN"
+TOKEN = env.BENCH_TOKEN
 LAST_WORDS_S = 1.0
 
 

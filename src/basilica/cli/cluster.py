@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from basilica.core import environment as env
+
 
 class StoreKind(StrEnum):
     LOCAL = "local"
@@ -17,7 +19,7 @@ Kubeconfig = Annotated[
         "--kubeconfig",
         help="The kubeconfig that names the cluster.",
         show_default="the pod's own cluster, else kubectl's",
-        envvar="BASILICA_KUBECONFIG",
+        envvar=env.KUBECONFIG,
     ),
 ]
 Context = Annotated[
@@ -29,12 +31,12 @@ ControlNamespace = Annotated[
         "--namespace",
         help="Where the control plane keeps its keys and its lease.",
         show_default="the pod's own, else basilica-system",
-        envvar="BASILICA_NAMESPACE",
+        envvar=env.NAMESPACE,
     ),
 ]
 Image = Annotated[
     str,
     typer.Option(
-        help="The image of Basilica itself, for the rendezvous and for runs that name none.", envvar="BASILICA_IMAGE"
+        help="The image of Basilica itself, for the rendezvous and for runs that name none.", envvar=env.IMAGE
     ),
 ]

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from basilica.core import environment as env
+
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d|w)?")
 _SECONDS = {None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 
@@ -22,7 +24,7 @@ StateDir = Annotated[
         "--state-dir",
         callback=_without_tilde,
         help="Where runs, logs and keys are kept.",
-        envvar="BASILICA_STATE_DIR",
+        envvar=env.STATE_DIR,
         show_default="$XDG_STATE_HOME/basilica",
     ),
 ]

@@ -269,11 +269,11 @@ def _finish(
     as_json: bool,
 ) -> NoReturn:
     from basilica.cli.terminal import show, write_json
-    from basilica.executors.protocol import FAILED
+    from basilica.executors.protocol import FAILED, STOPPED
 
     failed = [(handle, result) for handle, result in zip(handles, results, strict=True) if result["status"] == FAILED]
     if failed:
-        own = [handle for handle, result in failed if not _was_stopped_for_another(result)]
+        own = [handle for handle, result in failed if result.get("role") != STOPPED]
         _show_logs(executor, own or [handle for handle, _ in failed])
     if as_json:
         write_json(results)
@@ -324,24 +324,14 @@ def _shortened(text: str) -> str:
 
 
 def _exit_code(results: "Sequence[ReplicaResult]") -> int:
-    """Of the replica that failed first, where that is known; else of the first in the list."""
+    """Of the replica that failed first, where that is known; else of the first that nobody stopped."""
     from basilica.cli.train.outcome import CANCELLED
     from basilica.cli.train.outcome import FAILED as UNKNOWN
-    from basilica.executors.protocol import FAILED, SUCCEEDED
+    from basilica.executors.protocol import CULPRIT, FAILED, STOPPED, SUCCEEDED, VICTIM
 
     failed = [result for result in results if result["status"] == FAILED]
     if failed:
-        own = [result for result in failed if not _blames_another(result)]
-        code = (own or failed)[0]["exit_code"] or UNKNOWN
+        order = [CULPRIT, None, VICTIM, STOPPED]
+        code = min(failed, key=lambda result: order.index(result.get("role")))["exit_code"] or UNKNOWN
         return code if 1 <= code <= 255 else UNKNOWN
     return 0 if all(result["status"] == SUCCEEDED for result in results) else CANCELLED
-
-
-def _was_stopped_for_another(result: "ReplicaResult") -> bool:
-    """It did nothing wrong, and in a large gang there are thousands of them."""
-    return _blames_another(result) and (result["error"] or "").startswith("stopped")
-
-
-def _blames_another(result: "ReplicaResult") -> bool:
-    error = result["error"] or ""
-    return "failed first" in error and "it failed first" not in error

@@ -11,6 +11,7 @@ import typer
 
 from basilica.cli.cluster import Context, ControlNamespace, Image, Kubeconfig, StoreKind
 from basilica.cli.common import StateDir, log_level_of, seconds
+from basilica.core import environment as env
 
 try:
     import uvloop
@@ -35,7 +36,7 @@ def serve(
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     api_key_file: Annotated[Path | None, typer.Option(help="A file with a key that clients may use.")] = None,
     api_key: Annotated[
-        str | None, typer.Option(envvar=["BASILICA_API_KEY", "BASILICA_API_TOKEN"], hidden=True, show_envvar=False)
+        str | None, typer.Option(envvar=[env.API_KEY, env.API_TOKEN], hidden=True, show_envvar=False)
     ] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain (PEM) to serve HTTPS with.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="The certificate's private key (PEM).")] = None,

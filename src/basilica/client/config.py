@@ -5,10 +5,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from basilica.core import environment as env
 from basilica.core.errors import ValidationError
 
-URL_VARIABLE = "BASILICA_API_URL"
-KEY_VARIABLES = ("BASILICA_API_TOKEN", "BASILICA_API_KEY")
+URL_VARIABLE = env.API_URL
+KEY_VARIABLES = (env.API_TOKEN, env.API_KEY)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
+from basilica.core import environment as env
+
 if TYPE_CHECKING:
     from basilica.client.api import BasilicaClient
     from basilica.client.training import DistributedTraining
@@ -103,8 +105,8 @@ def _deploy(options: Mapping[str, Any]) -> "DistributedTraining":
 def alone() -> Iterator[None]:
     """The environment of rank 0 of 1, for as long as the context lasts."""
     before = dict(os.environ)
-    mine = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "BASILICA_RANK": "0"}
-    mine |= {f"BASILICA_WORLD_{bound}": "1" for bound in ("MIN", "TARGET", "MAX")}
+    mine = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", env.RANK: "0"}
+    mine |= dict.fromkeys((env.WORLD_MIN, env.WORLD_TARGET, env.WORLD_MAX), "1")
     if "MASTER_PORT" not in before:
         mine |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     os.environ.update(mine)

@@ -25,11 +25,12 @@ from typing import Any
 import httpx
 
 from basilica.client.drivers import Endpoint
+from basilica.core import environment as env
 from basilica.core.errors import AuthenticationError, BasilicaError, ValidationError
 from basilica.core.phase import Phase
 from basilica.machine.places import LOCK_FILE, NOTE_FILE, default_state_dir, start_of
 
-IDLE_EXIT_VARIABLE = "BASILICA_IDLE_EXIT"
+IDLE_EXIT_VARIABLE = env.IDLE_EXIT
 IDLE_EXIT_SECONDS = 900.0
 START_LOCK = "start.lock"
 LOG_FILE = "server.log"

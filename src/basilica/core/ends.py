@@ -29,6 +29,11 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+def is_signal(reason: str) -> bool:
+    """Whether the reason of an end is the name of a signal."""
+    return reason.startswith(("SIG", "signal "))
+
+
 def exit_code_of(code: int) -> int:
     """The exit code that users see, of a code as Python has it: -n, for a death by signal n, is 128+n."""
     return code if code >= 0 else OF_SIGNALS - code

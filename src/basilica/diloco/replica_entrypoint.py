@@ -31,10 +31,11 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from basilica.core import environment as env
 from basilica.shipping.bootstrap import RESULT_MAX, plain, record, write
 
 TERMINATED = 128 + signal.SIGTERM
-RANK_VARIABLES = ("REPLICA_RANK", "BASILICA_RANK", "RANK")
+RANK_VARIABLES = ("REPLICA_RANK", env.RANK, "RANK")
 ERROR_CHARACTERS_MAX = 4000
 RESULT_PATIENCE = 300.0
 """Seconds for which a store that has gone away meanwhile is asked to take the result: hours of work may be in it."""
@@ -169,7 +170,7 @@ def object_store(uri: str) -> Any:
 
 def store_result(environment: Mapping[str, str], rank: int, outcome: Mapping[str, Any]) -> None:
     """`outcome` has `exit_code`, and `result` or `error`."""
-    file, uri = environment.get("BASILICA_RESULT_FILE"), environment.get("RENDEZVOUS_URI")
+    file, uri = environment.get(env.RESULT_FILE), environment.get("RENDEZVOUS_URI")
     if file:
         if outcome["exit_code"] == 0:
             os.makedirs(os.path.dirname(file), exist_ok=True)

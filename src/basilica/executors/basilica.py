@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from basilica.core.ends import COMPLETED, ERROR, UNKNOWN
+from basilica.core.ends import COMPLETED, ERROR, UNKNOWN, is_signal
 from basilica.core.errors import BadResult, BasilicaError, DeploymentNotFound, NetworkError
 from basilica.core.world import WorldSize
 from basilica.executors.arguments import (
@@ -27,12 +27,15 @@ from basilica.executors.launching import gang_handles, gang_metadata, import_pat
 from basilica.executors.outcomes import Changes, Outcome, placeholder, replica_result
 from basilica.executors.protocol import (
     CANCELLED,
+    CULPRIT,
     FAILED,
     LAUNCH_SECONDS,
     LOG_LINES,
     PENDING,
     RUNNING,
+    STOPPED,
     SUCCEEDED,
+    VICTIM,
     Entrypoint,
     OnChange,
     ReplicaHandle,
@@ -266,17 +269,17 @@ def _ended(view: "RunView", rank: int, exit: "RankExit | None") -> Outcome:
     if culprit is None:
         return Outcome(FAILED, code, view.message or "the run failed")
     if culprit.rank == rank:
-        return Outcome(FAILED, code, _why(culprit.termination_reason, code, culprit.log_tail))
+        return Outcome(FAILED, code, _why(culprit.termination_reason, code, culprit.log_tail), role=CULPRIT)
     because = f"rank {culprit.rank} failed first"
     if exit is None or exit.role == "stopped":
-        return Outcome(FAILED, code, f"stopped, since {because}")
-    return Outcome(FAILED, code, f"{_why(exit.termination_reason, code, exit.log_tail)}; {because}")
+        return Outcome(FAILED, code, f"stopped, since {because}", role=STOPPED)
+    return Outcome(FAILED, code, f"{_why(exit.termination_reason, code, exit.log_tail)}; {because}", role=VICTIM)
 
 
 def _why(reason: str, code: int | None, tail: Sequence[str]) -> str:
     """By signal or reason where there is one, else by its code and last words."""
     if reason not in (ERROR, UNKNOWN, COMPLETED):
-        return f"killed by {reason}" if reason.startswith("SIG") else f"{reason} (exit code {code})"
+        return f"killed by {reason}" if is_signal(reason) else f"{reason} (exit code {code})"
     if code is None:
         return "nobody knows how it ended"
     last = next((line for line in reversed(tail) if line.strip()), "")

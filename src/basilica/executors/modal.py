@@ -30,6 +30,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from basilica.core import environment as env
 from basilica.core.ends import describe, exit_code_of
 from basilica.executors.arguments import (
     RUN_ID,
@@ -265,7 +266,7 @@ def run_replica(variables: Mapping[str, str], timeout: float) -> dict[str, Any]:
     """The function to deploy: one replica as a process of its own, so that its exit code and its end are real."""
     with tempfile.TemporaryDirectory() as place:
         result_file, error_file = Path(place) / "result.json", Path(place) / "error.json"
-        files = {"BASILICA_RESULT_FILE": str(result_file), "TORCHELASTIC_ERROR_FILE": str(error_file)}
+        files = {env.RESULT_FILE: str(result_file), env.TORCH_ERROR_FILE: str(error_file)}
         process = subprocess.Popen(
             replica_command(sys.executable),
             env={**os.environ, **variables, **files},

@@ -6,12 +6,14 @@ from basilica.executors.protocol import ENDED, FAILED, SUCCEEDED, OnChange, Repl
 
 
 class Outcome(NamedTuple):
-    """How one replica stands. `exit_code` is the real one, where it can be had; `error` says why it stands so."""
+    """How one replica stands. `exit_code` is the real one, where it can be had; `error` says why it stands so; `role`,
+    what part a replica that failed had in the failure of its gang, where that is known."""
 
     status: str
     exit_code: int | None = None
     error: str | None = None
     result: Any = None
+    role: str | None = None
 
 
 def replica_result(handle: ReplicaHandle, outcome: Outcome, waited_seconds: float) -> ReplicaResult:
@@ -19,10 +21,10 @@ def replica_result(handle: ReplicaHandle, outcome: Outcome, waited_seconds: floa
 
     The name of its job is what the handle's metadata have as `job_name`.
     """
-    status, exit_code, error, result = outcome
+    status, exit_code, error, result, role = outcome
     if status not in ENDED:
         error = ": ".join(filter(None, (f"still {status} after {waited_seconds:g} s", error)))
-    return ReplicaResult(
+    found = ReplicaResult(
         rank=handle.rank,
         status=status,
         exit_code={SUCCEEDED: 0, FAILED: exit_code or 1}.get(status),
@@ -30,6 +32,9 @@ def replica_result(handle: ReplicaHandle, outcome: Outcome, waited_seconds: floa
         job_name=str(handle.metadata.get("job_name", "")),
         result=result,
     )
+    if status == FAILED and role is not None:
+        found["role"] = role
+    return found
 
 
 def placeholder(rank: int, *why: str) -> str:

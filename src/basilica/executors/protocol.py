@@ -5,7 +5,7 @@ Standard library only. An executor starts N replicas somewhere, and needs no con
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypedDict, runtime_checkable
+from typing import Any, NotRequired, Protocol, TypedDict, runtime_checkable
 
 PENDING = "pending"
 RUNNING = "running"
@@ -14,6 +14,11 @@ FAILED = "failed"
 CANCELLED = "cancelled"
 STATUSES = (PENDING, RUNNING, SUCCEEDED, FAILED, CANCELLED)
 ENDED = frozenset({SUCCEEDED, FAILED, CANCELLED})
+
+CULPRIT = "culprit"  # it failed first
+VICTIM = "victim"  # it failed by itself, after another had
+STOPPED = "stopped"  # it was ended because another had failed, or since its time was up
+ROLES = (CULPRIT, VICTIM, STOPPED)
 
 LAUNCH_SECONDS = 3600.0
 LOG_LINES = 200
@@ -38,6 +43,7 @@ class ReplicaResult(TypedDict):
 
     `exit_code` is 0 for succeeded, not 0 for failed (the real one where it can be had, else 1), None otherwise. `error`
     is None unless there is something to say. `result` is what the entrypoint returned, where the backend can tell.
+    `role` is there for a replica that failed, where the backend knows in which order its gang did.
     """
 
     rank: int
@@ -46,6 +52,7 @@ class ReplicaResult(TypedDict):
     error: str | None
     job_name: str
     result: Any
+    role: NotRequired[str]
 
 
 OnChange = Callable[[ReplicaHandle, str], None]

@@ -7,6 +7,8 @@ import os
 import sys
 from pathlib import Path
 
+from basilica.core import environment as env
+
 STATE_FILE = "basilica.db"
 LOCK_FILE = STATE_FILE + ".lock"  # an flock on it, and the pid of its owner in it
 NOTE_FILE = "server.json"  # where the server listens, for clients on the same machine
@@ -14,7 +16,7 @@ NOTE_FILE = "server.json"  # where the server listens, for clients on the same m
 
 def default_state_dir() -> Path:
     """`BASILICA_STATE_DIR`, else what XDG says."""
-    explicit = os.environ.get("BASILICA_STATE_DIR")
+    explicit = os.environ.get(env.STATE_DIR)
     if explicit:
         return Path(explicit).expanduser()
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"

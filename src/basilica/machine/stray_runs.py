@@ -5,11 +5,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from basilica.core import environment as env
 from basilica.core.damage import Trouble
 from basilica.machine.state_dir import REPAIR
 from basilica.machine.strays import by_variable
 
-_HOME = b"BASILICA_CHECKPOINT_DIR"
+_HOME = env.CHECKPOINT_DIR.encode()
 _BELOW = "/checkpoints"
 
 

@@ -30,6 +30,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from basilica import mesh
+from basilica.core import environment as env
 from basilica.core.commands import expanded
 from basilica.core.ends import (
     CANCELLED,
@@ -69,9 +70,7 @@ from basilica.rendezvous.orders import (
 from basilica.rendezvous.persisting import opened, tries
 from basilica.reports.relay import ReportTelling
 from basilica.reports.tracebacks import read_traceback
-from basilica.reports.writer import FILE_ENV as REPORT_FILE
 
-RANK_ENV = "BASILICA_RANK_ENV"
 MEMORY_EVENTS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")  # of cgroup version 2, 1
 TERMINATION_LOG = "/dev/termination-log"
 MESSAGE_BYTES_MAX = 2000  # a message is cut at 4096 bytes, and some runtimes keep half of it
@@ -90,12 +89,12 @@ class Driven:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], scratch: Path) -> None:
         self._command, self._environment = list(command), environment
         self._scratch = Path(os.path.realpath(scratch))
-        self._rank = int(environment["BASILICA_RANK"])
-        self._pod, self._node = environment.get("BASILICA_POD_UID", ""), environment.get("NODE_NAME", "")
-        self._endpoint = environment["BASILICA_RDZV_ENDPOINT"]
-        given = environment.get("BASILICA_MEMORY_EVENTS")
+        self._rank = int(environment[env.RANK])
+        self._pod, self._node = environment.get(env.POD_UID, ""), environment.get("NODE_NAME", "")
+        self._endpoint = environment[env.RENDEZVOUS_ENDPOINT]
+        given = environment.get(env.MEMORY_EVENTS)
         self._memory_events = next((path for path in (given, *MEMORY_EVENTS) if path and os.path.exists(path)), None)
-        self._instance = environment.get("BASILICA_DEPLOYMENT", "run")
+        self._instance = environment.get(env.DEPLOYMENT, "run")
         self._layout = Layout(self._scratch)
         os.makedirs(self._layout.reports(self._instance), exist_ok=True)
         self._reports = ReportTelling(self._rank, self._instance, self._layout, self._say_for_good, _log_line)
@@ -109,7 +108,7 @@ class Driven:
         self._news, self._told = asyncio.Event(), asyncio.Event()
         self._handled = -1  # the newest attempt that was run, or was not ours to run
         self._code = TERMINATED
-        self._fence = Fence.of(environment.get("BASILICA_FENCE", ""))
+        self._fence = Fence.of(environment.get(env.FENCE, ""))
 
     async def run(self) -> int:
         """Until the rank is done, nothing more is wanted, or the container is to end; its exit code."""
@@ -162,7 +161,7 @@ class Driven:
 
     async def _reach_others(self) -> None:
         """Be asked by the other ranks, and tell which of them answer. Pods of one node have addresses of their own."""
-        address = self._environment.get("BASILICA_HOST_ADDRESS")
+        address = self._environment.get(env.HOST_ADDRESS)
         if not address or not self._node:
             return
         try:
@@ -232,7 +231,7 @@ class Driven:
         return None
 
     async def _pass_the_gate(self, attempt: int) -> None:
-        timeout = float(self._environment.get("BASILICA_MESH_TIMEOUT", mesh.DEFAULT_SECONDS))
+        timeout = float(self._environment.get(env.MESH_TIMEOUT, mesh.DEFAULT_SECONDS))
         loop = asyncio.get_running_loop()
         began = loop.time()
         reminder = loop.call_later(LONG_WAIT_S, _log_line, "waiting until enough ranks are there and reach each other")
@@ -260,7 +259,7 @@ class Driven:
 
     async def _execute(self, order: Order) -> Ended:
         environment = self._rank_environment(order)
-        for name in ("BASILICA_RESULT_FILE", "TORCHELASTIC_ERROR_FILE"):
+        for name in (env.RESULT_FILE, env.TORCH_ERROR_FILE):
             with contextlib.suppress(OSError):
                 files.remove(environment[name])  # of an earlier attempt
         kills = self._memory_kills()
@@ -274,7 +273,7 @@ class Driven:
             return _start_error(command[0], error)
         output.started()
         self._record(order.attempt, started_at=rank.started_at)
-        self._reports.begin(order.attempt, int(environment["WORLD_SIZE"]))
+        self._reports.begin(order.attempt, int(environment[env.TORCH_WORLD_SIZE]))
         reports = asyncio.create_task(self._reports.keep_telling())
         cause = await self._until_it_ends(order.attempt, rank)
         self._process = None
@@ -296,7 +295,7 @@ class Driven:
             stopped=stopped,
             by_platform=by_platform,
             log_tail=(*tail, self._fenced_line()) if cause == FENCED else tail,
-            traceback=read_traceback(environment["TORCHELASTIC_ERROR_FILE"])[-TRACEBACK_CHARS_MAX:] if failed else "",
+            traceback=read_traceback(environment[env.TORCH_ERROR_FILE])[-TRACEBACK_CHARS_MAX:] if failed else "",
         )
 
     async def _start(self, attempt: int, command: list[str], environment: Mapping[str, str], output: Output) -> Rank:
@@ -334,16 +333,13 @@ class Driven:
         return cause
 
     def _rank_environment(self, order: Order) -> dict[str, str]:
-        world = str(order.world or self._environment.get("BASILICA_WORLD_TARGET", "1"))
+        world = int(order.world or self._environment.get(env.WORLD_TARGET, "1"))
+        result, error = str(self._scratch / "result"), str(self._scratch / "error")
         return {
             **without_delivery(self._environment),
-            "RANK": str(self._rank),
-            "WORLD_SIZE": world,
-            "BASILICA_WORLD_TARGET": world,
-            "BASILICA_ATTEMPT": str(order.attempt),
-            "BASILICA_RESULT_FILE": str(self._scratch / "result"),
-            REPORT_FILE: self._layout.report(Key(self._instance, self._rank, order.attempt)),
-            "TORCHELASTIC_ERROR_FILE": str(self._scratch / "error"),
+            **env.attempt_environment(self._rank, order.attempt, world, result_file=result, error_file=error),
+            env.WORLD_TARGET: str(world),
+            env.REPORT_FILE: self._layout.report(Key(self._instance, self._rank, order.attempt)),
         }
 
     def _memory_kills(self) -> int:
@@ -394,7 +390,7 @@ class Driven:
                 break
             ended = replace(ended, log_tail=ended.log_tail[1:])
         with contextlib.suppress(OSError):
-            path = self._environment.get("BASILICA_TERMINATION_LOG", TERMINATION_LOG)
+            path = self._environment.get(env.TERMINATION_LOG, TERMINATION_LOG)
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | files.SAFELY, 0o600)
             with os.fdopen(fd, "w") as file:
                 file.write(text)
@@ -528,13 +524,15 @@ def _cannot_start(sentence: str, code: int) -> Ended:
 
 
 def main(command: Sequence[str]) -> int:
-    missing = [name for name in ("BASILICA_RANK", "BASILICA_RDZV_ENDPOINT") if not os.environ.get(name)]
+    missing = [name for name in (env.RANK, env.RENDEZVOUS_ENDPOINT) if not os.environ.get(name)]
     if missing:
         _log_line(f"to be driven needs {' and '.join(missing)}")
         return 2
-    os.environ.update(json.loads(os.environ.pop(RANK_ENV, "{}")))  # we have started: what they decide is ours no more
+    os.environ.update(
+        json.loads(os.environ.pop(env.RANK_ENV, "{}"))
+    )  # we have started: what they decide is ours no more
     with tempfile.TemporaryDirectory(prefix="basilica-rank-") as temporary:
-        scratch = Path(os.environ.get("BASILICA_SCRATCH", temporary)).absolute()
+        scratch = Path(os.environ.get(env.SCRATCH, temporary)).absolute()
 
         async def drive() -> int:
             return await Driven(command, os.environ, scratch).run()

@@ -25,6 +25,7 @@ from types import FrameType
 from typing import Any
 
 from basilica import mesh
+from basilica.core import environment as env
 from basilica.core import policy
 from basilica.core.ends import CANNOT_EXECUTE, NOT_FOUND, OF_SIGNALS, exit_code_of, killer_of
 from basilica.machine.clocks import steady_now
@@ -152,7 +153,7 @@ class Init:
 
 def live_world(environment: Mapping[str, str]) -> dict[str, str]:
     """The size of the world as the rendezvous has it now: what we were started with may be old."""
-    endpoint = environment.get("BASILICA_RDZV_ENDPOINT")
+    endpoint = environment.get(env.RENDEZVOUS_ENDPOINT)
     if not endpoint:
         return {}
     try:
@@ -161,7 +162,7 @@ def live_world(environment: Mapping[str, str]) -> dict[str, str]:
             size = int(json.loads(json.load(answer)["node"]["value"])["target"])
     except (OSError, ValueError, KeyError, TypeError):
         return {}
-    return {"WORLD_SIZE": str(size), "BASILICA_WORLD_TARGET": str(size)}
+    return {"WORLD_SIZE": str(size), env.WORLD_TARGET: str(size)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -178,18 +179,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _end_at_once)  # as process 1 we would ignore it
     signal.signal(signal.SIGINT, _end_at_once)
     _adopt_orphans()
-    if os.environ.get("BASILICA_DRIVEN") == "1":
+    if os.environ.get(env.DRIVEN) == "1":
         from basilica.rank import agent  # noqa: PLC0415 - only where there is somebody to drive
 
         return agent.main(command)
     _tell_of_other_hosts()
-    mesh.main(["--timeout", os.environ.get("BASILICA_MESH_TIMEOUT", "60")])
-    return Init(command, _number("BASILICA_MAX_RESTARTS"), os.environ.get("BASILICA_EXIT_FILE")).run()
+    mesh.main(["--timeout", os.environ.get(env.MESH_TIMEOUT, "60")])
+    return Init(command, _number(env.MAX_RESTARTS), os.environ.get(env.EXIT_FILE)).run()
 
 
 def _tell_of_other_hosts() -> None:
-    address = os.environ.get("BASILICA_HOST_ADDRESS")
-    if address and os.environ.get("NODE_NAME") and os.environ.get("BASILICA_RDZV_ENDPOINT"):
+    address = os.environ.get(env.HOST_ADDRESS)
+    if address and os.environ.get("NODE_NAME") and os.environ.get(env.RENDEZVOUS_ENDPOINT):
         # It ends with the container, or with the run's rendezvous.
         command = [sys.executable, "-m", "basilica.rank.reachability", "--address", address]
         where = os.pathsep.join(filter(None, [OUR_OWN, os.environ.get("PYTHONPATH")]))

@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from basilica.core import environment as env
 from basilica.core.ends import CANNOT_EXECUTE, NOT_FOUND, exit_code_of
-from basilica.core.environment import COMMAND_MARK
 from basilica.machine.strays import kill, with_environment
 from basilica.runtimes.rules import COMMAND_RUNS
 
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         process = subprocess.Popen(
             command,
-            env={**environment, COMMAND_MARK: token},
+            env={**environment, env.COMMAND_MARK: token},
             cwd=directory,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     except OSError as error:
         print(f"cannot execute {command[0]} in {directory}: {error.strerror}", file=sys.stderr)
         return NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_EXECUTE
-    mark = f"{COMMAND_MARK}={token}".encode()
+    mark = f"{env.COMMAND_MARK}={token}".encode()
     threading.Thread(target=_end_when_nobody_listens, args=(process, mark), daemon=True).start()
     code = process.wait()
     _end_all(mark)  # what it left behind would keep its output open
@@ -102,7 +102,7 @@ def _given_to_us() -> dict[str, str]:
 
 def rank_of_this_container(environment: Mapping[str, str]) -> tuple[dict[str, str], str]:
     """The environment and the directory of its newest attempt; before the first, as far as they are known."""
-    rank, world = environment.get("BASILICA_RANK", "0"), environment.get("BASILICA_WORLD_TARGET", "1")
+    rank, world = environment.get(env.RANK, "0"), environment.get(env.WORLD_TARGET, "1")
     found = {**environment, "RANK": rank, "WORLD_SIZE": world}
     try:
         told = json.loads(_path(environment).read_text(encoding="utf-8"))
@@ -116,4 +116,4 @@ def rank_of_this_container(environment: Mapping[str, str]) -> tuple[dict[str, st
 def _path(environment: Mapping[str, str]) -> Path:
     """Where a container's processes find each other; pods may share a directory for what is temporary."""
     folder = environment.get("TMPDIR") or "/tmp"
-    return Path(folder, f"basilica-rank-{environment.get('BASILICA_POD_UID', 'here')}.json")
+    return Path(folder, f"basilica-rank-{environment.get(env.POD_UID, 'here')}.json")

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from basilica.core import environment as env
 from basilica.rendezvous.client import Answer, KeysClient
 from basilica.rendezvous.exchange import NoAnswer
 from basilica.rendezvous.names import HOSTS, PAIRS
@@ -184,7 +185,7 @@ def borne_name(environment: Mapping[str, str], host_name: str) -> str:
     name; it is found by its address.
     """
     first, dot, domain = environment.get("MASTER_ADDR", "").partition(".")
-    rank = environment.get("BASILICA_RANK", "")
+    rank = environment.get(env.RANK, "")
     mine = f"{first.removesuffix('-0')}-{rank}"
     return f"{mine}.{domain}" if dot and rank and first.endswith("-0") and mine == host_name else ""
 
@@ -252,7 +253,7 @@ def main(argv: list[str] | None = None, environment: Mapping[str, str] = os.envi
     parser.add_argument("--address", required=True, help="this host's address for training")
     parser.add_argument(
         "--endpoint",
-        default=environment.get("BASILICA_RDZV_ENDPOINT"),
+        default=environment.get(env.RENDEZVOUS_ENDPOINT),
         help="host:port of the rendezvous (default: BASILICA_RDZV_ENDPOINT)",
     )
     args = parser.parse_args(argv)

@@ -14,9 +14,10 @@ import io
 from collections.abc import Mapping
 from pathlib import Path
 
+from basilica.core import environment as env
 from basilica.shipping.unpack import BrokenArchive, unpack
 
-NAMES = ("", "_PARTS", "_SENT", "_UNPACKED", "_WORKDIR")
+NAMES = (env.ARCHIVE, env.ARCHIVE_PARTS, env.ARCHIVE_SENT, env.ARCHIVE_UNPACKED, env.ARCHIVE_WORKDIR)
 SEND_AGAIN = "deploy the run again from its directory"
 
 
@@ -26,10 +27,10 @@ class Undeliverable(Exception):
 
 def deliver(environment: Mapping[str, str]) -> Path | None:
     """Where the rank runs; None if nothing was sent."""
-    digest = environment.get("BASILICA_ARCHIVE", "")
+    digest = environment.get(env.ARCHIVE, "")
     if not _is_sent(environment):
         return None
-    target = Path(environment["BASILICA_ARCHIVE_UNPACKED"])
+    target = Path(environment[env.ARCHIVE_UNPACKED])
     if not target.is_dir():
         content = _joined(environment, digest)
         try:
@@ -40,14 +41,14 @@ def deliver(environment: Mapping[str, str]) -> Path | None:
             raise Undeliverable(
                 f"cannot unpack the archive {digest[:12]} into {target}: {error.strerror or error}"
             ) from error
-    place = target / environment.get("BASILICA_ARCHIVE_WORKDIR", "")
+    place = target / environment.get(env.ARCHIVE_WORKDIR, "")
     if not place.is_dir():
         raise Undeliverable(f"there is no directory {place.relative_to(target)} in what was sent")
     return place
 
 
 def _joined(environment: Mapping[str, str], digest: str) -> bytes:
-    sent, parts = Path(environment["BASILICA_ARCHIVE_SENT"]), int(environment["BASILICA_ARCHIVE_PARTS"])
+    sent, parts = Path(environment[env.ARCHIVE_SENT]), int(environment[env.ARCHIVE_PARTS])
     if parts == 0:
         raise Undeliverable(f"the archive {digest[:12]} is not on the cluster (any more): {SEND_AGAIN}")
     content = bytearray()
@@ -69,10 +70,10 @@ def _joined(environment: Mapping[str, str], digest: str) -> bytes:
 
 def without_delivery(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment as ranks of other runtimes have it."""
-    ours = {f"BASILICA_ARCHIVE{name}" for name in NAMES} if _is_sent(environment) else set()
+    ours = set(NAMES) if _is_sent(environment) else set()
     return {name: value for name, value in environment.items() if name not in ours}
 
 
 def _is_sent(environment: Mapping[str, str]) -> bool:
     """A variable of that name may also be the user's own."""
-    return all(f"BASILICA_ARCHIVE{name}" in environment for name in NAMES)
+    return all(name in environment for name in NAMES)

@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from basilica.core import environment as env
 from basilica.core.errors import ValidationError
 from basilica.shipping.capture import capture, plain_function
 from basilica.shipping.literals import a, literal
 
-SOURCE_VARIABLE = "BASILICA_SOURCE"
+SOURCE_VARIABLE = env.SOURCE
 SOURCE_BYTES_MAX = 96_000  # compressed; as base64 it is just below what the kernel takes for one variable
 # Restarts are counted in one place, by the controller: an agent whose workers fail ends, and is restarted as any rank.
 TORCHRUN_RESTARTS = 0
@@ -116,21 +117,21 @@ def torchrun_options(backend: str, given: Sequence[str] = ()) -> list[str]:
 
     `--rdzv-conf` is one value, of which the last replaces the others: where the user gives one, ours is left out.
     """
-    elastic = ["--nnodes=$BASILICA_WORLD_MIN:$BASILICA_WORLD_MAX"]
+    elastic = [f"--nnodes=${env.WORLD_MIN}:${env.WORLD_MAX}"]
     match backend:
         case "etcd-v2":  # torch's own `etcd-v2` is another handler, which fails on a fresh etcd
-            meeting = [*elastic, "--rdzv-backend=etcd", "--rdzv-endpoint=$BASILICA_RDZV_ENDPOINT"]
+            meeting = [*elastic, "--rdzv-backend=etcd", f"--rdzv-endpoint=${env.RENDEZVOUS_ENDPOINT}"]
             conf = f"timeout={JOIN_SECONDS},last_call_timeout={LAST_CALL_SECONDS}"
         case "c10d":
             meeting = [*elastic, "--rdzv-backend=c10d", "--rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT"]
             conf = f"join_timeout={JOIN_SECONDS},last_call_timeout={LAST_CALL_SECONDS}"
         case "static":
-            meeting = ["--nnodes=$WORLD_SIZE", "--rdzv-backend=static", "--node-rank=$BASILICA_RANK"]
+            meeting = ["--nnodes=$WORLD_SIZE", "--rdzv-backend=static", f"--node-rank=${env.RANK}"]
             meeting += ["--master-addr=$MASTER_ADDR", "--master-port=$MASTER_PORT"]
             conf = f"timeout={JOIN_SECONDS}"
         case _:
             raise ValidationError("rendezvous_backend", backend, "must be 'etcd-v2', 'c10d' or 'static'")
-    options = [*meeting, "--rdzv-id=$BASILICA_RDZV_ID", "--nproc-per-node=$BASILICA_GPUS_PER_POD"]
+    options = [*meeting, f"--rdzv-id=${env.RENDEZVOUS_ID}", f"--nproc-per-node=${env.GPUS_PER_POD}"]
     options += [f"--max-restarts={TORCHRUN_RESTARTS}", f"--monitor-interval={MONITOR_SECONDS}"]
     if not any(option.replace("_", "-").partition("=")[0] == "--rdzv-conf" for option in given):
         options.append(f"--rdzv-conf={conf}")

@@ -25,11 +25,13 @@ import pytest
 
 from basilica.executors.protocol import (
     CANCELLED,
+    CULPRIT,
     ENDED,
     FAILED,
     PENDING,
     RUNNING,
     STATUSES,
+    STOPPED,
     SUCCEEDED,
     ReplicaHandle,
     ServerlessExecutor,
@@ -387,11 +389,13 @@ class ExecutorContract:
             assert results[1]["status"] == FAILED
             assert results[1]["exit_code"] == 3 if self.tells_exit_codes else results[1]["exit_code"]
             assert results[1]["error"]
+            assert results[1].get("role", CULPRIT) == CULPRIT
             assert "rank 1 leaves" in executor.stream_logs(handles[1])
             for other in (results[0], results[2]):
                 if self.fails_together:
                     assert other["status"] in {FAILED, CANCELLED}
                     assert "rank 1" in (other["error"] or "")
+                    assert other["status"] == CANCELLED or other.get("role") == STOPPED
                 else:
                     assert (other["status"], other["exit_code"]) == (SUCCEEDED, 0)
 
@@ -422,7 +426,17 @@ class ExecutorContract:
             assert result["exit_code"] == 137 if self.tells_exit_codes else result["exit_code"]
             error = result["error"] or ""
             assert "SIGKILL" in error or "137" in error
+            assert result.get("role") in (None, CULPRIT)
             until(lambda: "rank 0 lives" in executor.stream_logs(handles[0]))
+
+    def test_a_rank_that_dies_of_a_real_time_signal(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path) as executor:
+            handles = self.launch(executor, 1, "be_killed", culprit=0, number=40)
+            (result,) = executor.collect(handles, timeout=SECONDS)
+            assert result["status"] == FAILED
+            assert result["exit_code"] == 168 if self.tells_exit_codes else result["exit_code"]
+            error = result["error"] or ""
+            assert "signal 40" in error or "168" in error
 
     def test_an_entrypoint_that_is_not_there(self, tmp_path: Path) -> None:
         with self.opened(tmp_path) as executor:

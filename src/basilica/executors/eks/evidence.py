@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from basilica.core.ends import COMPLETED, ERROR
-from basilica.executors.protocol import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED
+from basilica.executors.protocol import CANCELLED, CULPRIT, FAILED, PENDING, RUNNING, STOPPED, SUCCEEDED, VICTIM
 from basilica.kube.manifests.gang import COMPLETION_INDEX
 from basilica.kube.manifests.indexes import parse_indexes
 
@@ -239,6 +239,15 @@ class GangEvidence:
     def exit_code(self, rank: int) -> int | None:
         found = self.exits.get(rank)
         return None if found is None else found.code
+
+    def role(self, rank: int) -> str | None:
+        """The part of a rank in the failure of the gang; None while nobody is known to have failed by itself."""
+        own, culprit = self.exits.get(rank), self.culprit()
+        if culprit is None:
+            return None
+        if rank == culprit:
+            return CULPRIT
+        return STOPPED if own is None or own.stopped else VICTIM
 
     def error(self, rank: int) -> str | None:
         """Why a rank did not succeed: its own end, or what it was stopped for; of one that waits, what it waits for."""

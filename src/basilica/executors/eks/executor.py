@@ -306,7 +306,8 @@ class EKSExecutor:
         results = []
         for handle in handles:
             gang = self._gang(self._place(handle))
-            outcome = Outcome(gang.status(handle.rank), gang.exit_code(handle.rank), gang.error(handle.rank))
+            status, code = gang.status(handle.rank), gang.exit_code(handle.rank)
+            outcome = Outcome(status, code, gang.error(handle.rank), role=gang.role(handle.rank))
             results.append(replica_result(handle, outcome, seconds))
         add_stored_results(handles, results, gang_key="job_name")
         return results

@@ -7,7 +7,6 @@ event loop. It works in scripts, in notebooks, and in processes that fork.
 
 import contextlib
 import json
-import math
 import os
 import pickle
 import re
@@ -16,7 +15,6 @@ import subprocess
 import sys
 import time
 import weakref
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,11 +36,14 @@ from basilica.executors.launching import gang_handles, gang_metadata, import_pat
 from basilica.executors.local.gang import NEWS, Gang, State, Task, told_of_changes
 from basilica.executors.outcomes import Changes, Outcome, placeholder, replica_result
 from basilica.executors.protocol import (
+    CULPRIT,
     ENDED,
     FAILED,
     LAUNCH_SECONDS,
     LOG_LINES,
     PENDING,
+    STOPPED,
+    VICTIM,
     Entrypoint,
     OnChange,
     ReplicaHandle,
@@ -297,33 +298,42 @@ def _over(state: State | None) -> bool:
 def _results(
     handles: Sequence[ReplicaHandle], gangs: Sequence[Gang], states: Mapping[int, State], seconds: float
 ) -> list[ReplicaResult]:
-    first = _first_failures(handles, gangs, states)
+    failed: dict[str, list[int]] = {}
+    for place, state in states.items():
+        if state.status == FAILED:
+            failed.setdefault(gangs[place].job, []).append(place)
+    first = {
+        job: culprit for job, places in failed.items() if (culprit := _culprit(handles, places, states)) is not None
+    }
     results = []
     for place, handle in enumerate(handles):
         state, gang = states[place], gangs[place]
         error = state.error
-        if state.status == FAILED and gang.job in first:
-            error = f"{error}; {'it' if first[gang.job] == handle.rank else f'rank {first[gang.job]}'} failed first"
+        culprit = first.get(gang.job)
+        if state.status == FAILED and culprit is not None and len(failed[gang.job]) > 1:
+            error = f"{error}; {'it' if culprit == handle.rank else f'rank {culprit}'} failed first"
         value = None
         try:
             value = gang.result(handle.rank) if _over(state) else None
         except BadResult as problem:  # of this replica alone
             error = "; ".join(filter(None, (error, str(problem))))
-        results.append(replica_result(handle, Outcome(state.status, state.exit_code, error, value), seconds))
+        role = _role(handle.rank, culprit, state)
+        results.append(replica_result(handle, Outcome(state.status, state.exit_code, error, value, role), seconds))
     return results
 
 
-def _first_failures(
-    handles: Sequence[ReplicaHandle], gangs: Sequence[Gang], states: Mapping[int, State]
-) -> dict[str, int]:
-    """By gang, the rank that failed first of its own, where more than one failed."""
-    failed = Counter(gangs[place].job for place, state in states.items() if state.status == FAILED)
-    first: dict[str, tuple[float, int]] = {}
-    for place, state in states.items():
-        job = gangs[place].job
-        if state.status == FAILED and state.ended_at is not None and not state.stopped and failed[job] > 1:
-            first[job] = min(first.get(job, (math.inf, 0)), (state.ended_at, handles[place].rank))
-    return {job: rank for job, (_, rank) in first.items()}
+def _culprit(handles: Sequence[ReplicaHandle], failed: Sequence[int], states: Mapping[int, State]) -> int | None:
+    """The rank that failed first by itself; None if all were stopped, or nobody knows when they ended."""
+    ends = [(states[place].ended_at, handles[place].rank) for place in failed if not states[place].stopped]
+    return min(((at, rank) for at, rank in ends if at is not None), default=(0.0, None))[1]
+
+
+def _role(rank: int, culprit: int | None, state: State) -> str | None:
+    if state.stopped:
+        return STOPPED
+    if culprit is None:
+        return None
+    return CULPRIT if rank == culprit else VICTIM
 
 
 def _close(owner: int, gangs: list[tuple[Gang, int]], grace: float, detach: bool) -> list[str]:

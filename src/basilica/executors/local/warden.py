@@ -14,6 +14,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from basilica.core import environment as env
 from basilica.core.ends import START_ERROR
 from basilica.core.errors import BasilicaError, RuntimeUnavailable
 from basilica.executors.local.gang import NEWS, OVER, TIME_IS_UP, TOLD, Gang, Task, process_namespace
@@ -103,9 +104,9 @@ class Warden:
             argv=task["argv"],
             env={
                 **task["env"],
-                "BASILICA_CHECKPOINT_DIR": str(self.layout.checkpoints(task["job"])),
-                "WORLD_SIZE": str(task["replicas"]),
-                "LOCAL_RANK": "0",
+                env.CHECKPOINT_DIR: str(self.layout.checkpoints(task["job"])),
+                env.TORCH_WORLD_SIZE: str(task["replicas"]),
+                env.TORCH_LOCAL_RANK: "0",
                 "PYTHONUNBUFFERED": "1",
             },
             cwd=task["workdir"],
@@ -119,21 +120,19 @@ class Warden:
 
     def _rank(self, rank: int, gpus: list[str]) -> RankTask:
         job = self.task["job"]
-        env = dict.fromkeys([*self.task["rank_names"], "RANK", "BASILICA_RANK"], str(rank))
-        env |= {
-            "BASILICA_ATTEMPT": "0",
-            "BASILICA_RESULT_FILE": self.layout.result(job, rank),
-            "TORCHELASTIC_ERROR_FILE": self.layout.error(Key(job, rank, 0)),
-        }
+        result, error = self.layout.result(job, rank), self.layout.error(Key(job, rank, 0))
+        variables = dict.fromkeys(self.task["rank_names"], str(rank)) | env.attempt_environment(
+            rank, 0, self.task["replicas"], result_file=result, error_file=error
+        )
         if gpus:
-            env["CUDA_VISIBLE_DEVICES"] = gpus[rank % len(gpus)]
+            variables["CUDA_VISIBLE_DEVICES"] = gpus[rank % len(gpus)]
         return RankTask(
             instance=job,
             rank=rank,
             attempt=0,
             directory=str(self.layout.rank(job, rank)),
             argv=None,
-            env=env,
+            env=variables,
             gpus=[],
             cgroups=[],
             memory_events=None,

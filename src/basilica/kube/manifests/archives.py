@@ -7,6 +7,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from basilica.core import environment as env
 from basilica.kube.manifests.userdeployment import GROUP
 
 Json = dict[str, Any]
@@ -104,11 +105,11 @@ def mounts() -> list[Json]:
 def environment(digest: str, parts: int, workdir: str | None) -> dict[str, str]:
     """What the entrypoint needs to know; ranks do not get to see it. See `basilica.rank.workdir`."""
     return {
-        "BASILICA_ARCHIVE": digest,
-        "BASILICA_ARCHIVE_PARTS": str(parts),
-        "BASILICA_ARCHIVE_SENT": SENT_AT,
-        "BASILICA_ARCHIVE_UNPACKED": f"{UNPACKED_AT}/{DIRECTORY}",
-        "BASILICA_ARCHIVE_WORKDIR": workdir or "",
+        env.ARCHIVE: digest,
+        env.ARCHIVE_PARTS: str(parts),
+        env.ARCHIVE_SENT: SENT_AT,
+        env.ARCHIVE_UNPACKED: f"{UNPACKED_AT}/{DIRECTORY}",
+        env.ARCHIVE_WORKDIR: workdir or "",
     }
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from basilica.core import environment as env
 from basilica.core.deployment import Owner
 from basilica.core.fencing import FenceTimes
 from basilica.core.spec import DeploymentSpec, Shell
@@ -292,7 +293,7 @@ class RunObjects:
             affinity["podAntiAffinity"] = {"preferredDuringSchedulingIgnoredDuringExecution": wish}
         probe = (
             f"exec python -m basilica.bench.probe --rank $BENCH_RANK --rendezvous {endpoint} --key {self.instance} "
-            "--out ${BASILICA_TERMINATION_LOG:-/dev/termination-log}"
+            f"--out ${{{env.TERMINATION_LOG}:-/dev/termination-log}}"
         )
         container = Container(
             name=WORKER_CONTAINER,
@@ -371,11 +372,11 @@ class RunObjects:
             image=self.spec.image or self.settings.image,
             command=[*entrypoint, "--", *map(literal, argv)],
             env=environment,
-            rank_env="BASILICA_RANK",
+            rank_env=env.RANK,
             fields={
                 "NODE_NAME": "spec.nodeName",
-                "BASILICA_POD_UID": "metadata.uid",
-                "BASILICA_HOST_ADDRESS": "status.podIP",
+                env.POD_UID: "metadata.uid",
+                env.HOST_ADDRESS: "status.podIP",
             },
             requests=amounts,
             limits=amounts,
@@ -383,32 +384,24 @@ class RunObjects:
         )
 
     def _environment(self, endpoint: str) -> dict[str, str]:
+        """The variables of all pods of the run; secrets come to them from their Secret, and would be replaced here."""
         spec = self.spec
-        secret = spec.secrets.keys()
-        given = {name: value for name, value in {**spec.nccl_env, **spec.env}.items() if name not in secret}
+        given = {name: value for name, value in env.user_environment(spec).items() if name not in spec.secrets}
         apart = {name: given.pop(name) for name in OF_THE_RANK_ALONE if name in given}
-        return {
-            "PYTHONUNBUFFERED": "1",
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # torchrun with c10d: else a scale-up fails all agents
-            "MASTER_ADDR": f"{self.instance}-0.{self.instance}",
-            "MASTER_PORT": str(MASTER_PORT),
-            **self.settings.env,
-            **given,
-            **({"BASILICA_RANK_ENV": json.dumps(apart)} if apart else {}),
-            "LOCAL_RANK": "0",
-            "BASILICA_DRIVEN": "1",
-            "BASILICA_FENCE": self.settings.fence.for_agents(spec.world.max),
-            "BASILICA_MESH_TIMEOUT": str(GATE_SECONDS),
-            "BASILICA_DEPLOYMENT": self.instance,
-            "BASILICA_NAME": spec.name,
-            "BASILICA_WORLD_MIN": str(spec.world.min),
-            "BASILICA_WORLD_TARGET": str(spec.world.target),
-            "BASILICA_WORLD_MAX": str(spec.world.max),
-            "BASILICA_GPUS_PER_POD": str(max(1, spec.resources.gpus.count)),
-            "BASILICA_RDZV_ENDPOINT": endpoint,
-            "BASILICA_RDZV_ID": self.instance,
-            "BASILICA_RDZV_BACKEND": spec.rendezvous_backend,
-            "BASILICA_CHECKPOINT_DIR": "/checkpoints",
+        shared = env.run_environment(
+            spec,
+            self.instance,
+            machine=self.settings.env,
+            user=given,
+            master=(f"{self.instance}-0.{self.instance}", MASTER_PORT),
+            rendezvous=endpoint,
+            checkpoints="/checkpoints",
+        )
+        return shared | {
+            **({env.RANK_ENV: json.dumps(apart)} if apart else {}),
+            env.DRIVEN: "1",
+            env.FENCE: self.settings.fence.for_agents(spec.world.max),
+            env.MESH_TIMEOUT: str(GATE_SECONDS),
         }
 
     def _worker_pod(self, archive_parts: int) -> Json:

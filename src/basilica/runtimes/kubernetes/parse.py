@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from basilica.core.ends import COMPLETED, ERROR, OOM_KILLED, START_ERROR, UNKNOWN, killer_in
+from basilica.core.environment import RENDEZVOUS_ENDPOINT
 from basilica.core.seen import Ended, SeenRank, Sight
 from basilica.kube.manifests.run import (
     POD_GROUP,
@@ -131,7 +132,7 @@ def pod_facts(pod: Json, finalizer: str) -> PodFacts | None:
 def _rendezvous(pod: Json) -> str:
     containers = [each for each in pod["spec"].get("containers") or () if each["name"] == WORKER_CONTAINER]
     env = (containers[0].get("env") or ()) if containers else ()
-    return str(next((each.get("value") for each in env if each["name"] == "BASILICA_RDZV_ENDPOINT"), None) or "")
+    return str(next((each.get("value") for each in env if each["name"] == RENDEZVOUS_ENDPOINT), None) or "")
 
 
 def _group(metadata: Json) -> PodGroup | None:

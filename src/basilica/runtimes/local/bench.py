@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from basilica.bench.report import parse
+from basilica.core import environment as env
 from basilica.core.ends import CANCELLED, UNKNOWN
 from basilica.core.errors import RuntimeUnavailable
 from basilica.core.phase import BenchPhase
@@ -41,7 +42,7 @@ MESSAGE_MAX = 500
 GONE_WITHIN_S = 10.0
 RESULT_BYTES_MAX = 1 << 20
 WANTED = INHERITED | {"PYTHONPATH"}  # the probe is our own code, and found where ours is
-HOME = "BASILICA_BENCH_DIR"  # by which processes are known whose supervisor was killed
+HOME = env.BENCH_DIR  # by which processes are known whose supervisor was killed
 RUNNING = SeenBench(phase=BenchPhase.RUNNING, message="two processes measure the link between them")
 CANNOT_TELL = SeenBench(phase=BenchPhase.PENDING)
 

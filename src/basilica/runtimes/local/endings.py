@@ -6,6 +6,7 @@ import signal
 import time
 from contextlib import suppress
 
+from basilica.core import environment as env
 from basilica.core.ends import UNKNOWN
 from basilica.machine.clocks import steady_now
 from basilica.machine.layout import Key, Layout
@@ -21,7 +22,7 @@ LOOK_AGAIN_S = 0.02
 
 async def end_run(layout: Layout, instance: str, grace: float = GRACE_S) -> int:
     """Returns how many processes there were, once none is left; ranks have some seconds to end by themselves."""
-    marks = {f"BASILICA_CHECKPOINT_DIR={layout.checkpoints(instance)}".encode()}
+    marks = {f"{env.CHECKPOINT_DIR}={layout.checkpoints(instance)}".encode()}
     before = len(with_environment(marks))
     deadline = time.monotonic() + grace
     while supervisors := _ask_to_stop(layout, instance, grace):

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import closing, suppress
 from typing import Literal
 
-from basilica.core.environment import COMMAND_MARK
+from basilica.core import environment as env
 from basilica.core.errors import RuntimeUnavailable
 from basilica.machine.layout import Layout
 from basilica.machine.processes import Watch
@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 CHUNK = 1 << 16
 CHUNKS_WAITING = 16
 END_WITHIN_S = 5.0
-_MARKED = f"{COMMAND_MARK}=".encode()
-_DIRECTORY = "BASILICA_CHECKPOINT_DIR="
+_MARKED = f"{env.COMMAND_MARK}=".encode()
+_DIRECTORY = f"{env.CHECKPOINT_DIR}="
 STOPPED = "the rank that the command ran beside was stopped, and the command with it"
 
 
@@ -50,7 +50,7 @@ class Commands:
         with suppress(OSError):  # a full disk: then a server that starts finds what is left
             self._layout.commands(instance).touch()
         stopped, token = asyncio.Event(), secrets.token_hex(16)
-        message = json.dumps({**task, "env": {**task["env"], COMMAND_MARK: token}}).encode()
+        message = json.dumps({**task, "env": {**task["env"], env.COMMAND_MARK: token}}).encode()
         starting = asyncio.ensure_future(self._start(len(message).to_bytes(8, "big") + message))
         chunks: asyncio.Queue[Output | None] = asyncio.Queue(CHUNKS_WAITING)
         helpers: list[asyncio.Task[None]] = []
@@ -179,7 +179,7 @@ async def _finish(starting: "asyncio.Future[asyncio.subprocess.Process]", token:
 
 
 async def _kill_marked(token: str) -> None:
-    mark = f"{COMMAND_MARK}={token}".encode()
+    mark = f"{env.COMMAND_MARK}={token}".encode()
     await _kill_commands(lambda environment: mark in environment)
 
 

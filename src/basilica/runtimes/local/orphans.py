@@ -5,6 +5,7 @@ import os
 import signal
 from contextlib import suppress
 
+from basilica.core import environment as env
 from basilica.core.ends import CANCELLED, UNKNOWN
 from basilica.machine.clocks import SteadyClock
 from basilica.machine.layout import Key, Layout
@@ -96,8 +97,8 @@ def _with_environment_of(layout: Layout, key: Key) -> list[int]:
     """
     return with_environment(
         {
-            f"BASILICA_CHECKPOINT_DIR={layout.checkpoints(key.instance)}".encode(),
-            f"BASILICA_RANK={key.rank}".encode(),
-            f"BASILICA_ATTEMPT={key.attempt}".encode(),
+            f"{env.CHECKPOINT_DIR}={layout.checkpoints(key.instance)}".encode(),
+            f"{env.RANK}={key.rank}".encode(),
+            f"{env.ATTEMPT}={key.attempt}".encode(),
         }
     )

@@ -5,13 +5,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from basilica.core import environment as env
 from basilica.core.actions import Launch
 from basilica.machine import files
 from basilica.machine.clocks import SteadyClock
 from basilica.machine.layout import Key, Layout
 from basilica.ports import Run
 from basilica.runtimes.local.cgroups import Cgroups, RankCgroups, for_rank
-from basilica.runtimes.local.environment import command_line, common_environment, own_command_line, rank_environment
+from basilica.runtimes.local.environment import command_line, machine_environment, own_command_line
 from basilica.runtimes.local.gpus import GpuInventory
 from basilica.runtimes.local.hosts import Hosts
 from basilica.runtimes.local.ports import ports_of
@@ -88,25 +89,32 @@ class Starting:
 
     def _common(self, run: Run) -> dict[str, str]:
         ports = ports_of(self.layout.ports(run.instance))
-        return common_environment(
-            run,
+        return env.run_environment(
+            run.spec,
+            run.instance,
+            machine=machine_environment(self.access.environment(os.environ)),
+            user=env.user_environment(run.spec),
             master=(self.hosts.of_rank(0).address, ports.master),
             rendezvous=f"{self.rendezvous_address}:{ports.rendezvous}",
-            server=self.access.environment(os.environ),
             checkpoints=str(self.layout.checkpoints(run.instance)),
         )
 
     def _own(self, run: Run, launch: Launch, uuids: tuple[str, ...]) -> dict[str, str]:
         key = Key(run.instance, launch.rank, launch.attempt)
         visible = self.inventory.visible(uuids) if self.inventory.gpus else None
-        node = self.hosts.of_rank(launch.rank).name
-        own = rank_environment(launch, node, visible, self.layout.result(run.instance, launch.rank))
-        return own | {"TORCHELASTIC_ERROR_FILE": self.layout.error(key)} | self.reports.environment(key)
+        result, error = self.layout.result(run.instance, launch.rank), self.layout.error(key)
+        own = env.attempt_environment(
+            launch.rank, launch.attempt, launch.world_size, result_file=result, error_file=error
+        )
+        own[env.NODE_NAME] = self.hosts.of_rank(launch.rank).name
+        if visible is not None:
+            own["CUDA_VISIBLE_DEVICES"] = visible
+        return own | self.reports.environment(key)
 
     def _task(self, run: Run, launch: Launch, uuids: tuple[str, ...], common: Mapping[str, str]) -> RankTask:
         own = self._own(run, launch, uuids)
         with suppress(OSError):
-            files.remove(own["BASILICA_RESULT_FILE"])  # of an earlier attempt
+            files.remove(own[env.RESULT_FILE])  # of an earlier attempt
         groups = self._groups_of(run, launch)
         return RankTask(
             instance=run.instance,

@@ -5,6 +5,7 @@ import time
 
 from basilica.core.seen import SeenRank, Sight
 from basilica.core.spec import Exec
+from basilica.core.world import WorldSize
 from basilica.testing.runtime_contract.world import (
     FOR_EVER,
     PATIENCE_S,
@@ -36,11 +37,14 @@ class Attempts(Opens):
 
     @story
     async def test_exit_codes_and_signals_are_told_as_they_are(self, world: World) -> None:
-        run = world.run("[ $RANK = 0 ] && exit 7; kill -KILL $$")
-        await world.launch(run, 0, 1)
-        failed, killed = await world.ended(run, 0), await world.ended(run, 1)
+        run = world.run(
+            "[ $RANK = 0 ] && exit 7; [ $RANK = 1 ] && kill -KILL $$; kill -40 $$", world=WorldSize(1, 3, 8)
+        )
+        await world.launch(run, 0, 1, 2)
+        failed, killed, real_time = [await world.ended(run, rank) for rank in range(3)]
         assert (failed.exit_code, failed.reason, failed.signal) == (7, "Error", None)
         assert (killed.exit_code, killed.reason, killed.signal) == (137, "SIGKILL", "SIGKILL")
+        assert (real_time.exit_code, real_time.reason, real_time.signal) == (168, "signal 40", "signal 40")
 
     @story
     async def test_a_program_that_is_not_there_is_a_start_error(self, world: World) -> None:
