@@ -7,7 +7,7 @@ import pytest
 
 from basilica.core.spec import Exec, Gpus, Resources
 from basilica.core.world import WorldSize
-from basilica.runtimes.local.supervisor import read_file
+from basilica.machine.proc import read_file
 from tests.runtime_local.machine import Machine, python, sh
 
 PRINT = python("import json, os; print(json.dumps(dict(os.environ)))")

@@ -15,8 +15,9 @@ from basilica.core.world import WorldSize
 from basilica.machine import files
 from basilica.machine.files import UnusableFile
 from basilica.machine.layout import Key
+from basilica.machine.proc import read_file
 from basilica.ports import Run
-from basilica.runtimes.local import stopping, supervisor
+from basilica.runtimes.local import stopping
 from basilica.runtimes.local.logs import read_tail
 from basilica.runtimes.local.task import StartReply, StartRequest
 from basilica.runtimes.local.wakeups import Told
@@ -431,6 +432,6 @@ def test_the_supervisor_reads_no_fifo_and_no_link(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/etc/hostname")
     for name in ("fifo", "link"):
         with pytest.raises(OSError, match=r"not a regular file|symbolic links"):
-            supervisor.read_file(str(tmp_path / name))
+            read_file(str(tmp_path / name))
     with pytest.raises(UnusableFile):
         files.read(str(tmp_path / "fifo"), 1)

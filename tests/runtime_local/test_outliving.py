@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,10 +16,12 @@ import pytest
 
 from basilica.core.errors import RuntimeUnavailable
 from basilica.core.seen import Sight
+from basilica.machine.layout import Key
+from basilica.machine.proc import boot
 from basilica.ports import Run
+from basilica.runtimes.local.records import read_record
 from basilica.runtimes.local.rendezvous import LINGER_S
 from basilica.runtimes.local.runtime import LocalRuntime
-from basilica.runtimes.local.supervisor import boot
 from tests.runtime_local.machine import SLEEP, Machine, python, sh, until_gone
 
 ROOT = Path(__file__).parents[2]
@@ -210,6 +213,19 @@ async def test_supervisor_and_rank_killed_at_once_is_an_end_that_nobody_knows(ma
         kill_supervisor_and_rank(machine, run)
         ended = await machine.until_ended(run)
     assert (ended.exit_code, ended.reason, ended.stopped) == (None, "Unknown", False)
+
+
+async def test_a_supervisor_whose_state_directory_was_deleted_ends_with_its_rank(machine: Machine) -> None:
+    """Nobody will ever look for the record that it would try to write."""
+    run = machine.run(sh("while [ -e $BASILICA_CHECKPOINT_DIR ]; do sleep 0.02; done; exit 3"))
+    async with machine.control_plane():
+        await machine.launch(run)
+        await machine.until_running(run)
+        record = read_record(machine.layout.record(Key(run.instance, 0, 0)))
+        assert record is not None
+        (machine.state_dir / "runs").rename(machine.state_dir / "deleted")
+        await until_gone(record.claim.pid)
+    shutil.rmtree(machine.state_dir / "deleted")
 
 
 async def test_a_reboot_is_the_platforms_doing(machine: Machine) -> None:

@@ -48,9 +48,9 @@ from basilica.core.ends import (
 from basilica.core.fencing import Fence
 from basilica.core.seen import Ended
 from basilica.machine import files
+from basilica.machine.cgroup_files import read_memory_kills
 from basilica.machine.clocks import counted, steady_now
 from basilica.machine.layout import Key, Layout
-from basilica.machine.memory_events import memory_kills
 from basilica.rank import exec as rank_exec
 from basilica.rank.entrypoint import ENDING, FORWARDED, Rank, reap_all
 from basilica.rank.output import Output
@@ -343,7 +343,7 @@ class Driven:
         }
 
     def _memory_kills(self) -> int:
-        return memory_kills(self._memory_events)
+        return read_memory_kills(self._memory_events)
 
     # ---- what is told ----------------------------------------------------------------------------------------------
 

@@ -32,9 +32,9 @@ from basilica.machine.files import UnusableFile
 from basilica.machine.inotify import IN_CLOEXEC, IN_MODIFY, IN_NONBLOCK
 from basilica.machine.layout import Key, Layout
 from basilica.machine.places import start_of
+from basilica.machine.proc import boot
 from basilica.machine.processes import lives
 from basilica.reports.tracebacks import read_traceback
-from basilica.runtimes.local import supervisor
 from basilica.runtimes.local.follow import tail_rank
 from basilica.runtimes.local.orphans import kill_leftovers
 from basilica.runtimes.local.records import NOBODY, Claim, Exit, Record, bury, read_record, write_stop
@@ -157,7 +157,7 @@ class Gang:
     def _warden(self) -> int | None:
         """Its pid, if it is alive."""
         told = self._told()
-        same_boot = bool(told) and told["boot"] == supervisor.boot()
+        same_boot = bool(told) and told["boot"] == boot()
         return told["pid"] if same_boot and start_of(told["pid"]) == told["start"] else None
 
     @property
@@ -172,7 +172,7 @@ class Gang:
         if os.path.lexists(self.directory / OVER):
             return False
         told = self._told()
-        if not told.get("owner") or told["boot"] != supervisor.boot() or told["processes"] != process_namespace():
+        if not told.get("owner") or told["boot"] != boot() or told["processes"] != process_namespace():
             return False
         pid, start = told["owner"]
         return start_of(pid) != start and not self.is_tended
@@ -273,7 +273,7 @@ def process_namespace() -> str:
 
 def _living(record: Record) -> int | None:
     """The supervisor if it lives, else the replica itself if that does."""
-    if record.claim.boot != supervisor.boot():
+    if record.claim.boot != boot():
         return None
     for process in (record.claim, record.running):
         if process is not None and lives(process.pid, process.start):
@@ -286,7 +286,7 @@ def _signal_supervisor(claim: Claim, number: signal.Signals) -> bool:
 
     One that somebody has stopped is continued, so that it hears of it.
     """
-    if claim.boot != supervisor.boot():
+    if claim.boot != boot():
         return False
     try:
         if sys.platform != "linux":

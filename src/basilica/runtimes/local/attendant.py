@@ -14,11 +14,19 @@ import signal
 import sys
 from contextlib import suppress
 
-if __name__ == "__main__":  # nothing of ours can be imported then, but what lies beside
+if __name__ == "__main__":  # executed as a file
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
-    import supervisor  # type: ignore[import-not-found]
-else:
-    from basilica.runtimes.local import supervisor
+    import standalone  # type: ignore[import-not-found]  # noqa: F401
+
+    sys.path.pop()
+
+from basilica.core.ends import CANNOT_EXECUTE, NOT_FOUND, OF_SIGNALS
+from basilica.machine.cgroup_files import join_cgroup, remove_cgroup, write_file
+from basilica.machine.proc import descendants
+from basilica.runtimes.local.messages import read_message
+from basilica.runtimes.local.process_control import PR_SET_CHILD_SUBREAPER, PR_SET_NAME, prctl
+from basilica.runtimes.local.signal_pipe import WOKEN_BY, send_to_group, signals_as_bytes
+from basilica.runtimes.local.spawn import changed_signals, memory_rlimit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,19 +35,18 @@ if TYPE_CHECKING:
     from basilica.runtimes.local.task import CgroupTask, CommandTask
 
 CONTROL = 0
-CANNOT_EXECUTE, NOT_FOUND = supervisor.CANNOT_EXECUTE, supervisor.NOT_FOUND
 KILL_AGAIN_MS = 20
 FIRST_TO_BE_KILLED = b"1000"
 
 
 def main() -> int:
-    task: CommandTask | None = supervisor.read_message(CONTROL)
+    task: CommandTask | None = read_message(CONTROL)
     if task is None:
         return 0
-    supervisor.prctl(supervisor.PR_SET_CHILD_SUBREAPER, 1)
-    supervisor.prctl(supervisor.PR_SET_NAME, b"basilica-exec")
-    changed = {*supervisor.WOKEN_BY, *supervisor.changed_signals()}
-    wakeup = supervisor.signals_as_bytes()
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    prctl(PR_SET_NAME, b"basilica-exec")
+    changed = {*WOKEN_BY, *changed_signals()}
+    wakeup = signals_as_bytes()
     made = [group for group in task["cgroups"] if _make(group["path"])]
     pid = _start(task, changed)
     null = os.open(os.devnull, os.O_RDWR)
@@ -47,8 +54,8 @@ def main() -> int:
         os.dup2(null, stream)
     status = _attend(pid, wakeup.fd)
     for group in reversed(made):
-        supervisor.remove_cgroup(group["path"])
-    return supervisor.OF_SIGNALS + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+        remove_cgroup(group["path"])
+    return OF_SIGNALS + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
 def _make(path: str) -> bool:
@@ -63,16 +70,16 @@ def _make(path: str) -> bool:
 def _start(task: CommandTask, changed: set[int]) -> int:
     """Fork the command with the groups and limits that we take for that moment, as supervisors start ranks."""
     groups = task["cgroups"]
-    joined = [group for group in groups if supervisor.join_cgroup(group["path"])]
+    joined = [group for group in groups if join_cgroup(group["path"])]
     limited = any(group["limits_memory"] for group in joined)
     try:
-        with supervisor.memory_rlimit(None if limited else task["memory_limit"]):
+        with memory_rlimit(None if limited else task["memory_limit"]):
             pid = os.fork()
             if pid == 0:
                 _become_command(task, changed)
     finally:
         for group in joined:
-            supervisor.join_cgroup(group["home"])
+            join_cgroup(group["home"])
     _set_limits(joined)
     return pid
 
@@ -81,7 +88,7 @@ def _set_limits(groups: list[CgroupTask]) -> None:
     """As the rank's supervisor did, for groups that were made anew. Values that are there already stay as they are."""
     for group in groups:
         for name, value in group["settings"]:
-            supervisor.write_file(os.path.join(group["path"], name), value.encode())
+            write_file(os.path.join(group["path"], name), value.encode())
 
 
 def _become_command(task: CommandTask, changed: set[int]) -> NoReturn:
@@ -92,7 +99,7 @@ def _become_command(task: CommandTask, changed: set[int]) -> NoReturn:
         for number in changed:
             signal.signal(number, signal.SIG_DFL)
         os.setsid()
-        supervisor.write_file("/proc/self/oom_score_adj", FIRST_TO_BE_KILLED)
+        write_file("/proc/self/oom_score_adj", FIRST_TO_BE_KILLED)
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, CONTROL)
         os.chdir(directory)
@@ -130,9 +137,9 @@ def _attend(command: int, wakeup: int) -> int:
 
 def _kill_all(command: int) -> None:
     if sys.platform != "linux":
-        supervisor.send_to_group(command, signal.SIGKILL)
+        send_to_group(command, signal.SIGKILL)
         return
-    for pid in supervisor.descendants(os.getpid()):
+    for pid in descendants(os.getpid()):
         with suppress(OSError):  # gone meanwhile
             os.kill(pid, signal.SIGKILL)
 

@@ -20,13 +20,14 @@ from basilica.core.errors import RuntimeUnavailable
 from basilica.core.phase import BenchPhase
 from basilica.core.seen import SeenBench
 from basilica.machine import files
+from basilica.machine.cgroup_files import remove_cgroup
 from basilica.machine.clocks import SteadyClock
 from basilica.machine.files import UnusableFile
 from basilica.machine.layout import Layout
 from basilica.machine.pools import Pool
+from basilica.machine.proc import boot
 from basilica.machine.processes import Watch
 from basilica.machine.strays import kill, with_environment
-from basilica.runtimes.local import supervisor
 from basilica.runtimes.local.cgroups import RankCgroups
 from basilica.runtimes.local.environment import INHERITED
 from basilica.runtimes.local.hosts import Host
@@ -76,7 +77,7 @@ class Benches:
         self._groups = groups
         self._changed = changed
         self._clock = clock
-        self._boot = supervisor.boot()
+        self._boot = boot()
         self._live: dict[str, _Live] = {}
         self._failures: dict[str, str] = {}
 
@@ -188,7 +189,7 @@ class Benches:
             kill(left)
             await asyncio.sleep(KILL_AGAIN_SECONDS)
         for path in claim.cgroups:
-            supervisor.remove_cgroup(path)
+            remove_cgroup(path)
 
     # -------------------------------------------------------------------------------------------------- begin and end
 

@@ -10,9 +10,9 @@ from basilica.core import environment as env
 from basilica.core.ends import UNKNOWN
 from basilica.machine.clocks import steady_now
 from basilica.machine.layout import Key, Layout
+from basilica.machine.proc import boot
 from basilica.machine.processes import lives, supervisor_of
 from basilica.machine.strays import kill, with_environment
-from basilica.runtimes.local import supervisor
 from basilica.runtimes.local.records import Exit, Record, append_exit, bury, write_stop
 from basilica.runtimes.local.run_files import read_records
 
@@ -59,7 +59,7 @@ def _supervisor(layout: Layout, key: Key, record: Record | None) -> int | None:
     if record is None or record.exit is not None:
         return None
     claim = record.claim
-    if claim.boot == supervisor.boot() and lives(claim.pid, claim.start):
+    if claim.boot == boot() and lives(claim.pid, claim.start):
         return claim.pid
     return supervisor_of(os.path.dirname(layout.record(key)))
 

@@ -7,9 +7,11 @@ from contextlib import suppress
 
 from basilica.core import environment as env
 from basilica.core.ends import CANCELLED, UNKNOWN
+from basilica.machine.cgroup_files import kill_cgroup, remove_cgroup
 from basilica.machine.clocks import SteadyClock
 from basilica.machine.layout import Key, Layout
 from basilica.machine.pools import Pool
+from basilica.machine.proc import boot, descendants, read_file, start_time
 from basilica.machine.processes import lives, supervisor_of
 from basilica.machine.strays import kill, with_environment
 from basilica.runtimes.local import supervisor
@@ -23,7 +25,7 @@ async def bury_orphan(layout: Layout, key: Key, claim: Claim, pool: Pool, clock:
     while await pool.run(kill_leftovers, layout, key, claim):
         await asyncio.sleep(KILL_AGAIN_SECONDS)
     for path in claim.cgroups:
-        await pool.run(supervisor.remove_cgroup, path)
+        await pool.run(remove_cgroup, path)
     stopped = await pool.run(os.path.lexists, layout.stop(key))
     reason = CANCELLED if stopped else UNKNOWN
     return Exit(exit_code=None, reason=reason, finished_at=finished_at, stopped=stopped)
@@ -34,13 +36,13 @@ def kill_leftovers(layout: Layout, key: Key, claim: Claim) -> bool:
 
     By what its supervisor has adopted, by cgroup, and by its environment.
     """
-    adopted = [pid for pid in supervisor.descendants(claim.pid) if not _is_dead(pid)] if _lives(claim) else []
+    adopted = [pid for pid in descendants(claim.pid) if not _is_dead(pid)] if _lives(claim) else []
     kill(adopted)
     left = bool(adopted)
     for path in claim.cgroups:
         members = _members(path)
         left = left or bool(members)
-        if members and not supervisor.kill_cgroup(os.path.join(path, "cgroup.kill")):
+        if members and not kill_cgroup(os.path.join(path, "cgroup.kill")):
             kill(members)
     strays = _with_environment_of(layout, key)
     kill(strays)
@@ -67,7 +69,7 @@ def _supervisor_of(pid: int) -> int | None:
     """The nearest process above that bears a supervisor's name; None if there is none."""
     with suppress(OSError, ValueError, IndexError):
         while pid > 1:
-            head, _, rest = supervisor.read_file(f"/proc/{pid}/stat").rpartition(b")")
+            head, _, rest = read_file(f"/proc/{pid}/stat").rpartition(b")")
             if head.endswith(b"(" + supervisor.NAME):
                 return pid
             pid = int(rest.split()[1])
@@ -75,17 +77,17 @@ def _supervisor_of(pid: int) -> int | None:
 
 
 def _lives(claim: Claim) -> bool:
-    return claim.boot == supervisor.boot() and lives(claim.pid, claim.start)
+    return claim.boot == boot() and lives(claim.pid, claim.start)
 
 
 def _is_dead(pid: int) -> bool:
     """A zombie is: its parent may be stopped, and never take its exit."""
-    return not lives(pid, supervisor.start_time(pid))
+    return not lives(pid, start_time(pid))
 
 
 def _members(cgroup: str) -> list[int]:
     try:
-        return [int(pid) for pid in supervisor.read_file(os.path.join(cgroup, "cgroup.procs")).split()]
+        return [int(pid) for pid in read_file(os.path.join(cgroup, "cgroup.procs")).split()]
     except OSError:
         return []
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from basilica.machine import files
 from basilica.machine.files import UnusableFile
-from basilica.runtimes.local import supervisor
+from basilica.runtimes.local.record_files import FORMAT, append, create_record, record_line
 
 RECORD_BYTES_MAX = 1 << 16
 STOP_BYTES_MAX = 1 << 12
@@ -98,7 +98,7 @@ def parse_record(data: bytes) -> Record:
 
 
 def _with_line(record: Record, line: dict[str, Any]) -> Record:
-    if line.pop("format", None) != supervisor.FORMAT:
+    if line.pop("format", None) != FORMAT:
         return replace(record, damage=record.damage or "another version of basilica wrote it")
     match line.pop("what"):
         case "claim":
@@ -126,7 +126,7 @@ def append_exit(path: str, exit: Exit, record: Record | None = None) -> None:
             size = os.fstat(fd).st_size
             if size and os.pread(fd, 1, size - 1) != b"\n":  # a line without its end would take this one with it
                 os.write(fd, b"\n")
-            supervisor.append(fd, "exit", _fields(exit))
+            append(fd, "exit", _fields(exit))
     except (FileNotFoundError, UnusableFile):
         if record is None:
             raise
@@ -135,14 +135,14 @@ def append_exit(path: str, exit: Exit, record: Record | None = None) -> None:
 
 def _text_of(record: Record) -> bytes:
     parts = (("claim", record.claim), ("running", record.running), ("exit", record.exit))
-    return b"".join(supervisor.record_line(what, _fields(part)) for what, part in parts if part is not None)
+    return b"".join(record_line(what, _fields(part)) for what, part in parts if part is not None)
 
 
 def bury(path: str, exit: Exit) -> bool:
     """Claim an attempt for nobody, ended already. False if somebody has it."""
     files.make_directory(os.path.dirname(path))
     tombstone = Claim(pid=0, start=0, boot="", claimed_at=exit.finished_at, tombstone=True)
-    fd = supervisor.create_record(path, [("claim", _fields(tombstone)), ("exit", _fields(exit))])
+    fd = create_record(path, [("claim", _fields(tombstone)), ("exit", _fields(exit))])
     if fd is None:
         return False
     os.close(fd)

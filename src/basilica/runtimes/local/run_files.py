@@ -5,9 +5,9 @@ from contextlib import suppress
 
 from basilica.core.errors import BadResult
 from basilica.machine import files
+from basilica.machine.cgroup_files import remove_cgroup
 from basilica.machine.files import UnusableFile
 from basilica.machine.layout import Key, Layout, number_of
-from basilica.runtimes.local import supervisor
 from basilica.runtimes.local.attempts import OnDisk, has_ended, read_attempt
 from basilica.runtimes.local.records import NOBODY, Record, read_record
 
@@ -90,7 +90,7 @@ def _remove_cgroups(layout: Layout, key: Key) -> None:
     with suppress(OSError, ValueError):  # a record that somebody has put something else in the place of
         record = read_record(layout.record(key))
         for path in () if record is None else record.claim.cgroups:
-            supervisor.remove_cgroup(path)
+            remove_cgroup(path)
 
 
 def finish_removing(layout: Layout) -> None:

@@ -1,4 +1,4 @@
-"""The fork server and its supervisors. Executed as `python -I -S supervisor.py`; of ours it imports `core/ends` alone.
+"""The fork server and its supervisors. Executed as `python -I -S supervisor.py`.
 
 The fork server reads requests (8 bytes of length, then JSON) from its stdin, forks one supervisor per rank and answers
 with their pids. At end of file it exits; the supervisors, each in a session of its own, live on.
@@ -11,75 +11,72 @@ Each import here costs memory per rank and time per start, hence no `typing`, `s
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import fcntl
 import gc
 import json
 import os
 import resource
-import select
 import signal
 import stat
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+
+if "." not in __name__:  # executed as a file, or beside one
+    sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+    import standalone  # type: ignore[import-not-found]  # noqa: F401
+
+    sys.path.pop()
+
+from basilica.core.ends import (
+    CANNOT_EXECUTE,
+    NOT_FOUND,
+    OF_SIGNALS,
+    SHORTAGES,
+    START_AGAIN_AFTER_SECONDS,
+    START_AGAIN_AT_MOST_SECONDS,
+    reason_of,
+    signal_name,
+)
+from basilica.machine.cgroup_files import (
+    join_cgroup,
+    kill_cgroup,
+    kill_frozen,
+    make_cgroup,
+    read_memory_kills,
+    remove_cgroup,
+    write_file,
+)
+from basilica.machine.proc import SAFELY, boot, descendants, read_file, start_time
+from basilica.runtimes.local.log_limit import LogLimit
+from basilica.runtimes.local.messages import read_message, write_message
+from basilica.runtimes.local.process_control import PR_SET_CHILD_SUBREAPER, PR_SET_NAME, prctl
+from basilica.runtimes.local.record_files import (
+    append,
+    claimed_attempts,
+    create_log,
+    create_record,
+    in_place,
+    make_directory,
+    put_aside,
+)
+from basilica.runtimes.local.signal_pipe import NEVER, WOKEN_BY, send_to_group, signals_as_bytes
+from basilica.runtimes.local.spawn import candidates, changed_signals, enter, exec_problem, memory_rlimit, real_user
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import Any, NoReturn
 
     from basilica.runtimes.local.task import CgroupTask, RankTask, StartRequest
 
-if TYPE_CHECKING or __package__:
-    from basilica.core.ends import (
-        CANNOT_EXECUTE,
-        NOT_FOUND,
-        OF_SIGNALS,
-        SHORTAGES,
-        START_AGAIN_AFTER_SECONDS,
-        START_AGAIN_AT_MOST_SECONDS,
-        memory_kills_in,
-        reason_of,
-        signal_name,
-    )
-else:  # executed as a file: the package around it would cost every rank its memory
-    sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "core"))
-    from ends import (
-        CANNOT_EXECUTE,
-        NOT_FOUND,
-        OF_SIGNALS,
-        SHORTAGES,
-        START_AGAIN_AFTER_SECONDS,
-        START_AGAIN_AT_MOST_SECONDS,
-        memory_kills_in,
-        reason_of,
-        signal_name,
-    )
-
-    sys.path.pop()
-
-FORMAT = 1
-PR_SET_NAME = 15
 NAME = b"basilica-rank"  # of a supervisor, as the system shows it: 15 bytes at most
-PR_SET_CHILD_SUBREAPER = 36
-FALLOC_FL_KEEP_SIZE = 1
-FALLOC_FL_PUNCH_HOLE = 2
-BLOCK = 4096
 
 LOGS_KEPT = 16
-LOOK_AT_LOG_EVERY_S = 1.0
 KILL_AGAIN_AFTER_S = 0.02
 KILL_AGAIN_AT_MOST_S = 1.0
 TRY_TO_WRITE_AGAIN_S = 1.0
-SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a rank can put anything in the place of its files
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
-NEVER = float("inf")
 COUNTER = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-WOKEN_BY = (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1, signal.SIGIO)
-
-libc = ctypes.CDLL(None, use_errno=True)
 
 
 # ------------------------------------------------------------------------------------------------- the fork server
@@ -132,41 +129,7 @@ class ForkServer:
         os._exit(code)
 
 
-def read_message(fd: int) -> Any:
-    """The next message, or None at end of file; a message cut short by the sender's death is none."""
-    head = read_exactly(fd, 8)
-    body = None if head is None else read_exactly(fd, int.from_bytes(head, "big"))
-    return None if body is None else json.loads(body)
-
-
-def read_exactly(fd: int, size: int) -> bytes | None:
-    parts = []
-    while size:
-        try:
-            part = os.read(fd, min(size, 1 << 20))
-        except ConnectionResetError:  # it died with an answer of ours unread
-            return None
-        if not part:
-            return None
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
-
-
-def write_message(fd: int, message: object) -> None:
-    body = json.dumps(message).encode()
-    data = memoryview(len(body).to_bytes(8, "big") + body)
-    with suppress(BrokenPipeError):  # the control plane is gone; the next read says so
-        while data:
-            data = data[os.write(fd, data) :]
-
-
 # --------------------------------------------------------------------------------------------------- a supervisor
-
-
-def prctl(option: int, argument: int | bytes) -> None:
-    if sys.platform == "linux":
-        libc.prctl(option, argument, 0, 0, 0)
 
 
 class Supervisor:
@@ -458,6 +421,8 @@ class Supervisor:
                 self.record = in_place(self.record, self.directory, self.file("record"))
                 append(self.record, "exit", record)
                 break
+            except FileNotFoundError:  # the directory of all runs was removed: nobody will ever look for this one
+                break
             except OSError:
                 time.sleep(TRY_TO_WRITE_AGAIN_S)
         fcntl.flock(self.directory_fd, fcntl.LOCK_UN)  # whoever hears of the end may start the next attempt at once
@@ -480,339 +445,6 @@ class Supervisor:
             if stat.S_ISFIFO(os.fstat(fd).st_mode):  # the line is one of its own, whatever a rank wrote before it
                 os.write(fd, f"\n{task['instance']} {task['rank']} {task['attempt']} {what}\n".encode())
         os.close(fd)
-
-
-# ------------------------------------------------------------------------------------------- before the rank's exec
-
-
-def changed_signals() -> list[int]:
-    """Those that do not do what they do by default: by Python's doing, by ours, or since somebody started us so."""
-    return [number for number in signal.valid_signals() if signal.getsignal(number) not in (signal.SIG_DFL, None)]
-
-
-def enter(directory: str) -> tuple[int, str] | None:
-    try:
-        os.chdir(directory)
-    except FileNotFoundError:
-        return NOT_FOUND, f"no such directory: {directory}"
-    except NotADirectoryError:
-        return NOT_FOUND, f"not a directory: {directory}"
-    except OSError as error:
-        return CANNOT_EXECUTE, f"cannot enter directory {directory}: {error.strerror}"
-    return None
-
-
-@contextmanager
-def memory_rlimit(limit: int | None) -> Iterator[None]:
-    """Where no control group limits memory, the kernel's limit per process has to do."""
-    if limit is None:
-        yield
-        return
-    before = resource.getrlimit(resource.RLIMIT_DATA)
-    with suppress(OSError, ValueError):  # more than this user may have: then the machine's own limit stands
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, before)
-
-
-@contextmanager
-def real_user(user: tuple[int, int] | None) -> Iterator[None]:
-    """Have the rank's user and group for our real ones: what is spawned with `resetids` then has no others, and we keep
-    our rights. No longer than for the spawn: whose real user one is may be signalled by that user."""
-    if user is None:
-        yield
-        return
-    uids, gids = os.getresuid(), os.getresgid()
-    os.setgroups([])
-    os.setresgid(user[1], gids[1], gids[2])
-    os.setresuid(user[0], uids[1], uids[2])
-    try:
-        yield
-    finally:
-        os.setresuid(*uids)
-        os.setresgid(*gids)
-
-
-def candidates(program: str, path: str) -> list[str]:
-    """Where the program is, in the order of PATH."""
-    if "/" in program:
-        return [program]
-    places = [os.path.join(directory or ".", program) for directory in path.split(":")]
-    return [place for place in places if os.path.isfile(place)]
-
-
-def exec_problem(program: str, error: OSError) -> str:
-    if error.errno == errno.ENOEXEC:
-        return f"not a program: {program} (it has neither a known binary format nor a #! line)"
-    if error.errno == errno.E2BIG:
-        return "the arguments and the environment together are longer than the kernel takes"
-    return f"cannot execute {program}: {error.strerror}"
-
-
-# ------------------------------------------------------------------------------------------------------- signals
-
-
-class Wakeups:
-    """Signals as something to wait for, without a moment in which one could be missed."""
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-        self.poll = select.poll()
-        self.poll.register(fd, select.POLLIN)
-
-    def wait(self, until: float) -> bytes:
-        """The numbers of the signals that arrived; empty if `until` (monotonic) came first."""
-        timeout = None if until == NEVER else max(0, min(2**31 - 1, int((until - time.monotonic()) * 1000) + 1))
-        return os.read(self.fd, 4096) if self.poll.poll(timeout) else b""
-
-
-def signals_as_bytes() -> Wakeups:
-    fd, end = os.pipe()
-    os.set_blocking(end, False)
-    signal.set_wakeup_fd(end, warn_on_full_buffer=False)
-    for number in WOKEN_BY:
-        signal.signal(number, lambda *_: None)
-    return Wakeups(fd)
-
-
-def send_to_group(group: int, number: int) -> None:
-    with suppress(OSError):  # gone meanwhile, or another user's by now
-        os.killpg(group, number)
-
-
-# ------------------------------------------------------------------------------------------------- files and records
-
-
-def create_record(path: str, lines: list[tuple[str, dict[str, Any]]]) -> int | None:
-    """Make the record of an attempt, whole and exclusively. Returns it open for appending; None: it was there."""
-    draft = f"{path}.{os.getpid()}"
-    with suppress(FileNotFoundError):
-        os.unlink(draft)
-    fd = os.open(draft, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | SAFELY, 0o600)
-    try:
-        for what, fields in lines:
-            append(fd, what, fields)
-        os.link(draft, path)
-    except FileExistsError:
-        os.close(fd)
-        return None
-    finally:
-        os.unlink(draft)
-    return fd
-
-
-def in_place(record: int, directory: str, path: str) -> int:
-    """The record, open and under its name: whoever took that away, or put something else there, hides no exit."""
-    with suppress(OSError):
-        if os.path.realpath(path) == path and os.path.samestat(os.lstat(path), os.fstat(record)):
-            return record
-    for place in (os.path.dirname(directory), directory):
-        if not make_directory(place) and not stat.S_ISDIR(os.lstat(place).st_mode):
-            put_aside(place)
-            make_directory(place)
-    with suppress(FileNotFoundError):
-        put_aside(path)
-    fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | SAFELY, 0o600)
-    os.write(fd, os.pread(record, 1 << 16, 0))
-    os.close(record)
-    return fd
-
-
-def put_aside(path: str) -> None:
-    os.rename(path, f"{path}.{os.getpid()}.{time.time_ns()}")
-
-
-def create_log(path: str) -> int:
-    """A file of our own; what an earlier attempt put in its place is not written to."""
-    try:
-        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | SAFELY, 0o600)
-    except FileExistsError:
-        put_aside(path)
-        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | SAFELY, 0o600)
-
-
-def record_line(what: str, fields: dict[str, Any]) -> bytes:
-    return json.dumps({"format": FORMAT, "what": what, **fields}).encode() + b"\n"
-
-
-def append(record: int, what: str, fields: dict[str, Any]) -> None:
-    line = record_line(what, fields)
-    written = os.write(record, line)
-    if written < len(line):
-        os.ftruncate(record, os.fstat(record).st_size - written)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def make_directory(path: str) -> bool:
-    """False if it was there already."""
-    try:
-        os.mkdir(path, 0o700)
-    except FileExistsError:
-        return False
-    return True
-
-
-def write_file(path: str, data: bytes) -> bool:
-    try:
-        fd = os.open(path, os.O_WRONLY)
-    except OSError:
-        return False
-    try:
-        os.write(fd, data)
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
-    return True
-
-
-def read_file(path: str) -> bytes:
-    """Its beginning. What is no regular file is not read: that could take for ever."""
-    fd = os.open(path, os.O_RDONLY | SAFELY)
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", path)
-        return os.read(fd, 1 << 16)
-    finally:
-        os.close(fd)
-
-
-def claimed_attempts(rank_directory: str) -> Iterator[int]:
-    for name in os.listdir(rank_directory):
-        number, _, kind = name.partition(".")
-        if kind == "record" and len(number) < 10 and number.isascii() and number.isdigit():
-            yield int(number)
-
-
-class LogLimit:
-    """Keeps the log's use of the disk bounded by giving the old part's blocks back; offsets stay what they were.
-
-    The kernel tells of the next write with a signal (dnotify: one shot, no inotify instance of which users have few),
-    and it is told again a second later at the earliest. So a silent rank costs nothing.
-    """
-
-    def __init__(self, log: int, directory: int, limit: int) -> None:
-        self.log = log
-        self.limit = limit
-        self.freed = 0
-        self.look_at = NEVER
-        self.looked_at = 0.0
-        self.directory = directory
-
-    def arm(self) -> None:
-        try:
-            fcntl.fcntl(self.directory, fcntl.F_NOTIFY, fcntl.DN_MODIFY)
-        except (OSError, AttributeError):
-            self.look_at = time.monotonic() + 30 * LOOK_AT_LOG_EVERY_S
-
-    def output_came(self) -> None:
-        self.look_at = max(time.monotonic(), self.looked_at + LOOK_AT_LOG_EVERY_S)
-
-    def trim(self) -> None:
-        self.looked_at, self.look_at = time.monotonic(), NEVER
-        self.arm()  # before the look: what is written after it is told of
-        size = os.fstat(self.log).st_size
-        if size < self.freed:
-            self.freed = 0  # the program truncated its own output
-        end = (size - self.limit) // BLOCK * BLOCK
-        if end - self.freed >= max(BLOCK, self.limit // 16) and self.free(end):
-            self.freed = end
-
-    def free(self, end: int) -> bool:
-        if sys.platform != "linux":
-            return False
-        mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
-        return bool(libc.fallocate(self.log, mode, ctypes.c_long(0), ctypes.c_long(end)) == 0)
-
-
-# ----------------------------------------------------------------------------------------------- processes, cgroups
-
-
-def boot() -> str:
-    """Names this boot and this pid namespace: within it a pid with its start time is one process for ever."""
-    try:
-        boot_id = read_file("/proc/sys/kernel/random/boot_id").decode().strip()
-        return f"{boot_id} {os.stat('/proc/self/ns/pid').st_ino}"
-    except OSError:
-        return ""
-
-
-def start_time(pid: int) -> int:
-    """When the process started, in ticks since boot; 0 where the system does not say."""
-    try:
-        return int(read_file(f"/proc/{pid}/stat").rpartition(b")")[2].split()[19])
-    except OSError:
-        return 0
-
-
-def descendants(root: int) -> list[int]:
-    children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                parent = int(read_file(f"/proc/{name}/stat").rpartition(b")")[2].split()[1])
-            except OSError:
-                continue
-            children.setdefault(parent, []).append(int(name))
-    found = children.get(root, [])
-    for pid in found:
-        found += children.get(pid, [])
-    return found
-
-
-def make_cgroup(path: str) -> bool:
-    try:
-        os.mkdir(path)
-    except FileExistsError:
-        pass
-    except OSError:
-        return False
-    return True
-
-
-def join_cgroup(path: str) -> bool:
-    return write_file(os.path.join(path, "cgroup.procs"), b"0")
-
-
-def remove_cgroup(path: str) -> None:
-    """Remove the group and those that the rank made below it. One that is still in use stays for `remove()`."""
-    try:
-        os.rmdir(path)
-        return
-    except OSError:
-        pass
-    for directory, _, _ in os.walk(path, topdown=False):
-        with suppress(OSError):
-            os.rmdir(directory)
-
-
-def kill_cgroup(kill_file: str | None) -> bool:
-    return kill_file is not None and write_file(kill_file, b"1")
-
-
-def kill_frozen(freezer: str | None) -> bool:
-    """Kill all members while none of them can fork."""
-    if freezer is None or not write_file(os.path.join(freezer, "freezer.state"), b"FROZEN"):
-        return False
-    try:
-        for pid in read_file(os.path.join(freezer, "cgroup.procs")).split():
-            os.kill(int(pid), signal.SIGKILL)
-    except OSError:
-        return False
-    finally:
-        write_file(os.path.join(freezer, "freezer.state"), b"THAWED")
-    return True
-
-
-def read_memory_kills(path: str | None) -> int:
-    if path is None:
-        return 0
-    try:
-        return memory_kills_in(read_file(path).decode())
-    except OSError:
-        return 0
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from basilica.core.seen import Ended, Sight
 from basilica.machine.clocks import SteadyClock
 from basilica.machine.layout import Key, Layout
 from basilica.machine.pools import Pool
+from basilica.machine.proc import boot, start_time
 from basilica.machine.processes import Watch, supervisor_of
-from basilica.runtimes.local import supervisor
 from basilica.runtimes.local.attempts import Attempt, OnDisk, ended_of, read_attempt, with_output, write_end
 from basilica.runtimes.local.background import Background
 from basilica.runtimes.local.changes import Changes
@@ -46,7 +46,7 @@ class Tracking:
     pool: Pool
     clock: SteadyClock
     _looking: dict[Key, bool] = field(default_factory=dict)  # attempts that are looked at, and whether once more
-    _boot: str = field(default_factory=supervisor.boot)
+    _boot: str = field(default_factory=boot)
     _unclaimable: dict[Key, str] = field(default_factory=dict)  # attempts that could not even be claimed, and why
 
     async def attempts(self, instance: str) -> dict[Key, Attempt]:
@@ -185,7 +185,7 @@ class Tracking:
         if holder is None:
             self.background.spawn(self._bury(key))
             return
-        claim = replace(record.claim, pid=holder, start=supervisor.start_time(holder), boot=self._boot)
+        claim = replace(record.claim, pid=holder, start=start_time(holder), boot=self._boot)
         self._claimed(key, replace(record, claim=claim))
 
     def _unclaimed(self, key: Key, known: Attempt | None) -> None:

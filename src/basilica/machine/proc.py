@@ -1,0 +1,55 @@
+"""Facts of `/proc`: which boot this is, when a process started, and what it has started.
+
+Light enough for the fork server, which every rank's supervisor is a copy of.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a rank can put anything in the place of its files
+
+
+def read_file(path: str) -> bytes:
+    """Its beginning. What is no regular file is not read: that could take for ever."""
+    fd = os.open(path, os.O_RDONLY | SAFELY)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        return os.read(fd, 1 << 16)
+    finally:
+        os.close(fd)
+
+
+def boot() -> str:
+    """Names this boot and this pid namespace: within it a pid with its start time is one process for ever."""
+    try:
+        boot_id = read_file("/proc/sys/kernel/random/boot_id").decode().strip()
+        return f"{boot_id} {os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return ""
+
+
+def start_time(pid: int) -> int:
+    """When the process started, in ticks since boot; 0 where the system does not say."""
+    try:
+        return int(read_file(f"/proc/{pid}/stat").rpartition(b")")[2].split()[19])
+    except OSError:
+        return 0
+
+
+def descendants(root: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                parent = int(read_file(f"/proc/{name}/stat").rpartition(b")")[2].split()[1])
+            except OSError:
+                continue
+            children.setdefault(parent, []).append(int(name))
+    found = children.get(root, [])
+    for pid in found:
+        found += children.get(pid, [])
+    return found

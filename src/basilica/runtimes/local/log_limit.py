@@ -1,0 +1,58 @@
+"""The bound on the disk space of a rank's log."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import sys
+import time
+
+FALLOC_FL_KEEP_SIZE = 1
+FALLOC_FL_PUNCH_HOLE = 2
+BLOCK = 4096
+LOOK_AT_LOG_EVERY_S = 1.0
+NEVER = float("inf")
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+class LogLimit:
+    """Keeps the log's use of the disk bounded by giving the old part's blocks back; offsets stay what they were.
+
+    The kernel tells of the next write with a signal (dnotify: one shot, no inotify instance of which users have few),
+    and it is told again a second later at the earliest. So a silent rank costs nothing.
+    """
+
+    def __init__(self, log: int, directory: int, limit: int) -> None:
+        self.log = log
+        self.limit = limit
+        self.freed = 0
+        self.look_at = NEVER
+        self.looked_at = 0.0
+        self.directory = directory
+
+    def arm(self) -> None:
+        try:
+            fcntl.fcntl(self.directory, fcntl.F_NOTIFY, fcntl.DN_MODIFY)
+        except (OSError, AttributeError):
+            self.look_at = time.monotonic() + 30 * LOOK_AT_LOG_EVERY_S
+
+    def output_came(self) -> None:
+        self.look_at = max(time.monotonic(), self.looked_at + LOOK_AT_LOG_EVERY_S)
+
+    def trim(self) -> None:
+        self.looked_at, self.look_at = time.monotonic(), NEVER
+        self.arm()  # before the look: what is written after it is told of
+        size = os.fstat(self.log).st_size
+        if size < self.freed:
+            self.freed = 0  # the program truncated its own output
+        end = (size - self.limit) // BLOCK * BLOCK
+        if end - self.freed >= max(BLOCK, self.limit // 16) and self.free(end):
+            self.freed = end
+
+    def free(self, end: int) -> bool:
+        if sys.platform != "linux":
+            return False
+        mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
+        return bool(libc.fallocate(self.log, mode, ctypes.c_long(0), ctypes.c_long(end)) == 0)
