@@ -4,15 +4,17 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+TESTKUBE := packages/basilica-testkube
 OFFICIAL := .venvs/official-0.36.8/.installed .venvs/official-0.29.0/.installed
 
 .PHONY: setup demo system test test-fast lint types fmt verify bench chaos hunt test-cluster clean
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+# Both on one line: the test cluster that the development extra names is this one, and none is fetched.
+$(STAMP): pyproject.toml $(TESTKUBE)/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[torch,dev]' -c constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -e $(TESTKUBE) -e '.[torch,dev]' -c constraints.txt
 	touch $@
 
 # The published client, each version in an environment of its own: it is called `basilica` too.

@@ -10,7 +10,7 @@ import pytest
 
 from basilica.machine.places import start_of
 from basilica.testing.executor_contract import until
-from basilica.testing.kube import KubeServer
+from basilica_testkube import KubeServer
 from tests.support.server import Command, cli, cli_afresh
 from tests.support.terminal import CTRL_C, at_terminal
 

@@ -13,9 +13,9 @@ from basilica.kube.client.api import KubeApi
 from basilica.kube.manifests.crd import definition
 from basilica.ports import Keys, Store
 from basilica.stores.kubernetes import KubernetesKeys, KubernetesStore
-from basilica.testing.kube import KubeServer
 from basilica.testing.store_contract import KeysContract, StoreContract
 from basilica.testing.store_contract.damage import Part
+from basilica_testkube import KubeServer
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from tests.support.server import run_request, serving
 from tools import reference
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/*.md")])
 
 
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="annotations read differently in other Pythons")

@@ -28,8 +28,10 @@ def sentences(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def pages() -> list[Path]:
-    code = [p for p in (ROOT / "src").rglob("*") if p.suffix in (".py", ".js", ".html")]
-    return [*code, *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").iterdir(), *(ROOT / "examples").glob("*.py")]
+    sources = [ROOT / "src", *(ROOT / "packages").glob("*/src")]
+    code = [p for source in sources for p in source.rglob("*") if p.suffix in (".py", ".js", ".html")]
+    texts = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "packages").glob("*/README.md")]
+    return [*code, *texts, *(ROOT / "deploy").iterdir(), *(ROOT / "examples").glob("*.py")]
 
 
 def test_nothing_claims_that_traffic_goes_over_a_relay() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from basilica.core.fencing import BEATS_PER_SECOND, Fence, FenceTimes
+from basilica.machine.strays import kill, with_environment
 from basilica.rendezvous.client import KeysClient
 from basilica.rendezvous.exchange import NoAnswer
 from basilica.rendezvous.orders import AttemptRecord, Order, attempt_key, load_record, order_key
@@ -58,6 +59,8 @@ def agent(folder: Path, port: int, script: str, fence: str = FENCE) -> "Iterator
     finally:
         process.kill()
         process.communicate()
+        while rank := with_environment({f"BASILICA_SCRATCH={folder}".encode()}):  # it outlives an agent that is killed
+            kill(rank)
 
 
 async def ordered(keys: KeysClient, attempt: int = 0) -> None:

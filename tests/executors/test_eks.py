@@ -15,7 +15,7 @@ from kubernetes import client
 
 from basilica.executors import EKSExecutor, ReplicaHandle, ReplicaResult, ServerlessExecutor
 from basilica.testing.executor_contract import REPLICAS, SECONDS, ExecutorContract, until
-from basilica.testing.kube import KubeServer, NodeSpec, Timing
+from basilica_testkube import KubeServer, NodeSpec, Timing
 
 
 def make_executor(url: str, **settings: Any) -> EKSExecutor:

@@ -12,7 +12,7 @@ import pytest
 from basilica.executors import EKSExecutor, ReplicaHandle
 from basilica.kube.manifests.refused import ASK_EVERY_S, PODS_WITHIN_S, AwaitedPods, last_refusal
 from basilica.testing.executor_contract import SECONDS, until
-from basilica.testing.kube import KubeServer
+from basilica_testkube import KubeServer
 from tests.executors.test_eks import Collecting, Gang, make_executor
 from tests.executors.test_eks_injected import Batch, Core, status
 

@@ -12,7 +12,7 @@ from basilica.executors import LocalProcessExecutor, ReplicaHandle
 from basilica.executors.launching import start_each
 from basilica.executors.protocol import CANCELLED, RUNNING
 from basilica.testing.executor_contract import until
-from basilica.testing.kube import KubeServer
+from basilica_testkube import KubeServer
 from tests.executors.test_eks import make_executor
 from tests.executors.test_local import WAIT, is_gone, pid_of, script, warden_of
 

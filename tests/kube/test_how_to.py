@@ -11,4 +11,4 @@ PAGE = Path(__file__).parents[2] / "docs/how-to/test-with-kube.md"
 def test_the_example_runs() -> None:
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.splitlines() == ["['Succeeded', 'Succeeded']", "1 x create jobs"]
+    assert done.stdout.splitlines() == ["['succeeded', 'succeeded']", "1"]

@@ -16,7 +16,7 @@ import pytest
 from basilica.executors.eks.executor import EKSExecutor
 from basilica.kube.manifests.gang import COMPLETION_INDEX, Container, Gang, Placement, indexed_job
 from basilica.kube.manifests.indexes import parse_indexes
-from basilica.testing.kube import KubeServer
+from basilica_testkube import KubeServer
 
 Json = dict[str, Any]
 GOLDEN = Path(__file__).parent / "golden"

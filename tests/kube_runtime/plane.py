@@ -20,7 +20,7 @@ from basilica.kube.manifests.run import Settings
 from basilica.runtimes.kubernetes.pod_plan import Patience
 from basilica.runtimes.kubernetes.runtime import KubernetesRuntime
 from basilica.stores.memory import MemoryStore
-from basilica.testing.kube import KubeServer
+from basilica_testkube import KubeServer
 
 NAMESPACE = "u-ada"
 PATIENCE_S = 40.0

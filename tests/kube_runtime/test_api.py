@@ -12,7 +12,7 @@ import pytest
 from basilica.kube.client.access import ConfigurationError, TokenFile, in_cluster
 from basilica.kube.client.api import ApiError, KubeApi
 from basilica.kube.client.informer import Informer
-from basilica.testing.kube import KubeServer
+from basilica_testkube import KubeServer
 
 MAPS = "/api/v1/namespaces/default/configmaps"
 

@@ -17,8 +17,8 @@ from basilica.kube.manifests.archives import index_name, part_name
 from basilica.ports import StoredArchive
 from basilica.runtimes.kubernetes import archives
 from basilica.runtimes.kubernetes.archives import ClusterArchives
-from basilica.testing.kube import KubeServer
 from basilica.testing.runtime_contract import packed
+from basilica_testkube import KubeServer
 from tests.kube_runtime.plane import NAMESPACE, SETTINGS, Plane, control_plane, sh
 
 SMALL = packed({"hello": "from afar\n"})

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from basilica.core.why import why
-from basilica.testing.kube import KubeServer
+from basilica_testkube import KubeServer
 from tests.kube_runtime.plane import NAMESPACE, control_plane, sh
 
 

@@ -10,7 +10,7 @@ from basilica.kube.client.api import KubeApi
 from basilica.ports import Runtime
 from basilica.runtimes.kubernetes.runtime import KubernetesRuntime
 from basilica.testing import RuntimeContract
-from basilica.testing.kube import KubeServer
+from basilica_testkube import KubeServer
 from tests.kube_runtime.plane import SETTINGS
 
 

@@ -14,7 +14,7 @@ from basilica.core.seen import Ended
 from basilica.rendezvous.client import KeysClient
 from basilica.rendezvous.orders import AttemptRecord, attempt_key, orders_in
 from basilica.rendezvous.service import Service
-from basilica.testing.kube import KubeServer, Requests
+from basilica_testkube import KubeServer, Requests
 from tests.kube_runtime.plane import NAMESPACE, Plane, control_plane, sh
 
 

@@ -17,7 +17,7 @@ from basilica.kube.manifests.run import POD_FINALIZER
 from basilica.runtimes.kubernetes import cluster
 from basilica.runtimes.kubernetes.fair_slots import FairSlots
 from basilica.runtimes.kubernetes.runtime import KubernetesRuntime
-from basilica.testing.kube import KubeServer, NodeSpec, Timing
+from basilica_testkube import KubeServer, NodeSpec, Timing
 from tests.kube_runtime.plane import NAMESPACE, PATIENCE_S, SETTINGS, Plane, control_plane, sh
 
 STAYS = sh("trap 'exit 0' TERM; echo up; while :; do sleep 0.05; done")

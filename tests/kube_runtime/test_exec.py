@@ -16,7 +16,7 @@ from basilica.kube.client.api import KubeApi
 from basilica.ports import Exited, Output, Run
 from basilica.runtimes.kubernetes import execute as beside
 from basilica.runtimes.kubernetes.runtime import KubernetesRuntime
-from basilica.testing.kube import KubeServer
+from basilica_testkube import KubeServer
 from tests.kube_runtime.plane import NAMESPACE, SETTINGS, Plane, control_plane, sh
 
 SLEEP = sh("trap 'exit 0' TERM; while :; do sleep 0.05; done")

@@ -15,7 +15,7 @@ from basilica.kube.manifests.run import POD_FINALIZER
 from basilica.operator.release import release_finalizers
 from basilica.runtimes.kubernetes.pod_plan import GANG_RELEASED, Patience
 from basilica.stores.memory import MemoryStore
-from basilica.testing.kube import KubeServer, NodeSpec
+from basilica_testkube import KubeServer, NodeSpec
 from tests.kube_runtime.plane import NAMESPACE, SETTINGS, Plane, control_plane, sh
 
 SLEEP = sh("echo up; exec sleep 1000")

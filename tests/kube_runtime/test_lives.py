@@ -12,7 +12,7 @@ from basilica.core.errors import DeploymentNotFound, DistributedError
 from basilica.core.spec import BenchOnStart, Exec, Resources, Wanted
 from basilica.kube.client.api import KubeApi
 from basilica.runtimes.kubernetes.runtime import KubernetesRuntime
-from basilica.testing.kube import KubeServer, NodeSpec, Timing
+from basilica_testkube import KubeServer, NodeSpec, Timing
 from tests.kube_runtime.plane import NAMESPACE, PATIENCE_S, QUICK_FENCE, SETTINGS, Plane, control_plane, sh, with_env
 
 SLEEP = sh("echo up; exec sleep 1000")

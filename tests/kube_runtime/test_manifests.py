@@ -14,8 +14,8 @@ from basilica.core.spec import DeploymentSpec, Exec, Gpus, ProviderFilter, Resou
 from basilica.core.world import WorldSize
 from basilica.kube.manifests.egress import networks
 from basilica.kube.manifests.run import CARRIED_AT, PodGroup, RunObjects, Settings
-from basilica.testing.kube import KubeServer
 from basilica.wiring.kubernetes import ClusterOptions, run_settings_of
+from basilica_testkube import KubeServer
 
 
 def objects(settings: Settings | None = None, **spec: Any) -> RunObjects:

@@ -11,7 +11,7 @@ from basilica.core.deployment import Deployment
 from basilica.core.phase import RankPhase
 from basilica.core.spec import ProviderFilter
 from basilica.core.why import why
-from basilica.testing.kube import KubeServer, NodeSpec
+from basilica_testkube import KubeServer, NodeSpec
 from tests.kube_runtime.plane import QUICK_FENCE, SETTINGS, Plane, control_plane, sh
 
 NODES = (NodeSpec("node-a"), NodeSpec("node-b"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from basilica.core.spec import Exec
-from basilica.testing.kube import KubeServer
+from basilica_testkube import KubeServer
 from tests.kube_runtime.plane import SETTINGS, control_plane, sh
 from tests.support.agents import TRAIN, Ledger
 

@@ -20,8 +20,8 @@ from basilica.runtimes.kubernetes.keeping import KEPT_BYTES_MAX, SERIES_LEFT_OUT
 from basilica.runtimes.kubernetes.reports import series_to_keep
 from basilica.runtimes.kubernetes.runtime import KubernetesRuntime
 from basilica.stores.memory import MemoryStore
-from basilica.testing.kube import KubeServer
 from basilica.testing.runtime_contract import reporting
+from basilica_testkube import KubeServer
 from tests.kube_runtime.plane import NAMESPACE, SETTINGS, Plane, control_plane, sh
 
 FIRST = "import os, time\na = int(os.environ['BASILICA_ATTEMPT'])\nfor n in range(5): report(step=5 * a + n, loss=n)"

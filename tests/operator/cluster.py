@@ -17,7 +17,7 @@ from basilica.operator.election import Election
 from basilica.operator.operator import Operator
 from basilica.stores.kubernetes import KubernetesStore, Refusals
 from basilica.testing.fake_runtime import FakeRuntime
-from basilica.testing.kube import KubeServer
+from basilica_testkube import KubeServer
 
 Json = dict[str, Any]
 Found = TypeVar("Found")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from basilica.kube.client.api import KubeApi
 from basilica.operator.attendance import PATIENCE, Attendance
 from basilica.operator.election import Election
-from basilica.testing.kube import KubeServer
+from basilica_testkube import KubeServer
 from tests.operator.cluster import LEASE_SECONDS
 
 PATIENCE_S = 30.0

@@ -13,7 +13,7 @@ from basilica.operator.election import NAME, Election
 from basilica.operator.operator import CannotLetGo
 from basilica.ports import Run
 from basilica.testing.fake_runtime import FakeRuntime
-from basilica.testing.kube import KubeServer
+from basilica_testkube import KubeServer
 from tests.operator.cluster import LEASE_SECONDS, by_hand, eventually, operating, tell
 
 

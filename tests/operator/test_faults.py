@@ -10,8 +10,8 @@ from basilica.core.events import Event
 from basilica.core.phase import Phase
 from basilica.kube.client.api import ApiError
 from basilica.kube.manifests.userdeployment import instance_of
-from basilica.testing.kube import KubeServer
 from basilica.testing.store_contract import a_run
+from basilica_testkube import KubeServer
 from tests.operator.cluster import by_hand, deleted, edit, eventually, operating, scaled, tell
 
 WATCHED = "userdeployments"

@@ -16,8 +16,8 @@ from basilica.core.status import DeploymentStatus
 from basilica.core.world import RankExit, RankStatus, WorldSize
 from basilica.kube.manifests.userdeployment import RANKS_MAX, body_of, instance_of
 from basilica.stores.kubernetes import codec
-from basilica.testing.kube import KubeServer
 from basilica.wire.render import render_exits
+from basilica_testkube import KubeServer
 from tests.operator.cluster import by_hand, eventually, operating, tell
 
 MANY = 300

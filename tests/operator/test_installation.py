@@ -18,7 +18,7 @@ from basilica.kube.manifests.control_plane import manifests
 from basilica.kube.manifests.crd import definition
 from basilica.kube.manifests.userdeployment import body_of, spec_of
 from basilica.kube.manifests.yaml import to_yaml
-from basilica.testing.kube import KubeServer
+from basilica_testkube import KubeServer
 
 ROOT = Path(__file__).parents[2]
 IMAGE = "example.com/basilica:1"

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from basilica.testing.kube import KubeServer
+from basilica_testkube import KubeServer
 from tests.operator.cluster import by_hand
 from tests.operator.whole import Installation
 

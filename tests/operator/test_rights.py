@@ -27,8 +27,8 @@ from basilica.operator.rights import NamespaceRights
 from basilica.ports import Exited
 from basilica.runtimes.kubernetes.runtime import KubernetesRuntime
 from basilica.stores.kubernetes import KubernetesStore, Refusals
-from basilica.testing.kube import KubeServer
-from basilica.testing.kube.rbac import Action, Roles
+from basilica_testkube import KubeServer
+from basilica_testkube.rbac import Action, Roles
 from tests.kube_runtime.plane import SETTINGS
 
 HOME = "basilica-system"

@@ -8,7 +8,7 @@ import pytest
 from basilica.core.errors import DeploymentNotFound
 from basilica.core.phase import Phase
 from basilica.kube.manifests.userdeployment import FINALIZER, instance_of
-from basilica.testing.kube import KubeServer
+from basilica_testkube import KubeServer
 from tests.operator.cluster import by_hand, deleted, edit, eventually, kube_events, operating, scaled, tell, the_object
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from basilica.kube.manifests.crd import definition
 from basilica.server.auth import key_record, new_key
-from basilica.testing.kube import KubeServer, NodeSpec
 from basilica.wiring.kubernetes import ClusterOptions, open_cluster_keys
+from basilica_testkube import KubeServer, NodeSpec
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 30

@@ -13,7 +13,7 @@ from basilica.kube.client.api import KubeApi
 from basilica.kube.manifests.crd import definition
 from basilica.ports import Deployment, UsageRow
 from basilica.stores.kubernetes import KubernetesStore
-from basilica.testing.kube import KubeServer
+from basilica_testkube import KubeServer
 from tests.stores.model import StoreMachine
 from tests.support.exploring import examples
 

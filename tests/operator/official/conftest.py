@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from basilica.kube.manifests.run import GPUS, PROVIDER
-from basilica.testing.kube import NodeSpec
+from basilica_testkube import NodeSpec
 from tests.e2e.official.fixtures import Stage, on_a_cluster, seen, telling, version
 from tests.operator.whole import Installation
 

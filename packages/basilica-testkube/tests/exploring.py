@@ -1,0 +1,20 @@
+"""How long Hypothesis explores: the same cases every time; `HYPOTHESIS_PROFILE=hunt`: new ones, and for longer."""
+
+import os
+
+from hypothesis import settings
+
+HUNTING = os.environ.get("HYPOTHESIS_PROFILE") == "hunt"
+LONGER = 20
+
+settings.register_profile("gate", deadline=None, print_blob=True, derandomize=True, database=None)
+settings.register_profile("hunt", deadline=None, print_blob=True, max_examples=100 * LONGER)
+
+
+def load_profile() -> None:
+    settings.load_profile("hunt" if HUNTING else "gate")
+
+
+def examples(number: int) -> int:
+    """What a test may afford that is not content with a hundred."""
+    return number * LONGER if HUNTING else number
