@@ -16,10 +16,8 @@ import pytest
 
 from basilica.core.errors import RuntimeUnavailable
 from basilica.core.seen import Sight
-from basilica.machine.layout import Key
 from basilica.machine.proc import boot
 from basilica.ports import Run
-from basilica.runtimes.local.records import read_record
 from basilica.runtimes.local.rendezvous import LINGER_S
 from basilica.runtimes.local.runtime import LocalRuntime
 from tests.runtime_local.machine import SLEEP, Machine, python, sh, until_gone
@@ -221,10 +219,9 @@ async def test_a_supervisor_whose_state_directory_was_deleted_ends_with_its_rank
     async with machine.control_plane():
         await machine.launch(run)
         await machine.until_running(run)
-        record = read_record(machine.layout.record(Key(run.instance, 0, 0)))
-        assert record is not None
+        supervisor = machine.record(run).claim.pid
         (machine.state_dir / "runs").rename(machine.state_dir / "deleted")
-        await until_gone(record.claim.pid)
+        await until_gone(supervisor)
     shutil.rmtree(machine.state_dir / "deleted")
 
 
