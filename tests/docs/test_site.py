@@ -22,7 +22,7 @@ def places() -> dict[str, str | None]:
     """Every file of the site, with its text where it is a page."""
     of_docs = [p for p in (ROOT / "docs").rglob("*") if p.is_file()]
     texts = {str(p.relative_to(ROOT / "docs")): p.read_text() if p.suffix == ".md" else None for p in of_docs}
-    return {**texts, **site.contents()}
+    return dict(sorted({**texts, **site.contents()}.items()))
 
 
 PLACES = places()
