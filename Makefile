@@ -7,7 +7,9 @@ STAMP := $(VENV)/.installed
 TESTKUBE := packages/basilica-testkube
 OFFICIAL := .venvs/official-0.36.8/.installed .venvs/official-0.29.0/.installed
 
-.PHONY: setup demo system test test-fast lint types fmt verify bench chaos hunt test-cluster clean
+DOCS := build/docs-venv
+
+.PHONY: setup demo system test test-fast lint types fmt verify docs bench chaos hunt test-cluster clean
 
 setup: $(STAMP)
 
@@ -58,6 +60,16 @@ verify: setup
 	$(BIN)/python -m tools.reference
 	git diff --exit-code -- docs deploy
 
+# The site, in build/site: a broken link, or a page that the navigation lacks, fails. In an environment of its own: it
+# needs nothing of ours, and we need nothing of it. To read it: python3 -m http.server -d build/site
+docs: $(DOCS)/.installed
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet --strict
+
+$(DOCS)/.installed: constraints.txt
+	test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/pip install --quiet --disable-pip-version-check mkdocs-material -c constraints.txt
+	touch $@
+
 bench: setup $(OFFICIAL)
 	$(BIN)/python -m benchmarks
 
@@ -76,4 +88,4 @@ test-cluster: setup
 	BASILICA_TEST_IMAGE=$(IMAGE) BASILICA_TEST_PLAIN_IMAGE=$(PLAIN_IMAGE) $(BIN)/python -m pytest -m cluster tests/cluster
 
 clean:
-	rm -rf $(VENV) .venvs .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) .venvs build .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -115,7 +115,7 @@ def test_strange_names_do_no_harm_in_a_picture(tmp_path: Path) -> None:
 def test_without_matplotlib_only_svg_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     found = measured((1024, 1.0, 2.0))
-    with pytest.raises(BasilicaError, match=r"use --plot .*link\.svg, or pip install 'basilica\[plot\]'"):
+    with pytest.raises(BasilicaError, match=r"use --plot .*link\.svg, or pip install 'basilica-train\[plot\]'"):
         plot.draw("llama", found, tmp_path / "link.png")
     plot.draw("llama", found, tmp_path / "link.svg")
     assert (tmp_path / "link.svg").read_text().startswith("<svg")

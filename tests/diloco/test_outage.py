@@ -185,5 +185,5 @@ def test_a_result_is_stored_when_the_store_is_back(
 def test_without_obstore_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
     monkeypatch.delitem(sys.modules, "obstore.store", raising=False)
-    with pytest.raises(RuntimeError, match=r"s3://bucket/run needs obstore: pip install 'basilica\[diloco\]'"):
+    with pytest.raises(RuntimeError, match=r"s3://bucket/run needs obstore: pip install 'basilica-train\[diloco\]'"):
         open_store("s3://bucket/run").list("")

@@ -42,7 +42,7 @@ def test_a_missing_package_is_told_by_the_name_of_its_extra(package: str, made: 
     name = made.partition("(")[0]
     code = f"import sys; sys.modules[{package!r}] = None\nfrom basilica.executors import {name}\n{made}"
     done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=False)
-    assert f"RuntimeError: {name} needs {package}: pip install 'basilica[{extra}]'" in done.stderr
+    assert f"RuntimeError: {name} needs {package}: pip install 'basilica-train[{extra}]'" in done.stderr
 
 
 def test_every_name_is_there() -> None:

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import typer
 
 from basilica.cli.common import Json, StateDir
+from basilica.version import pip_install
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,5 +129,5 @@ def examine() -> Iterator[Finding]:
     )
     torch = importlib.util.find_spec("torch") is not None
     torchrun = shutil.which("torchrun")
-    yield Finding("torch", torch, "installed" if torch else "not installed", "pip install 'basilica[torch]'")
+    yield Finding("torch", torch, "installed" if torch else "not installed", pip_install("torch"))
     yield Finding("torchrun", torchrun is not None, torchrun or "not on the PATH", "it comes with torch")

@@ -12,6 +12,7 @@ from pathlib import Path
 from basilica.cli.show_bench import gbps, size_text, time_text
 from basilica.client.views import BenchResult
 from basilica.core.errors import BasilicaError
+from basilica.version import pip_install
 
 WIDTH, HEIGHT = 720, 560
 LEFT, RIGHT, TOP, BETWEEN = 90, 30, 84, 66
@@ -70,8 +71,7 @@ def draw(name: str, found: BenchResult, path: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError:
         raise BasilicaError(
-            f"only SVG can be drawn without matplotlib: use --plot {path.with_suffix('.svg')}, "
-            "or pip install 'basilica[plot]'"
+            f"only SVG can be drawn without matplotlib: use --plot {path.with_suffix('.svg')}, or {pip_install('plot')}"
         ) from None
     figure = Figure(figsize=(WIDTH / 100, HEIGHT / 100), dpi=150, layout="constrained")
     sizes = range(len(found.sweep))

@@ -59,6 +59,7 @@ from basilica.executors.protocol import (
     ReplicaResult,
 )
 from basilica.reports.tracebacks import read_traceback
+from basilica.version import pip_install
 
 GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL, when a replica's time is up or its call is cancelled
 START_SECONDS = 60  # that Modal's own limit is longer than ours, so that ours tells why
@@ -88,7 +89,7 @@ class ModalSpawnExecutor:
             try:
                 import modal as modal_package  # noqa: PLC0415  each optional package is loaded by its executor
             except ImportError:
-                raise RuntimeError("ModalSpawnExecutor needs modal: pip install 'basilica[modal]'") from None
+                raise RuntimeError(f"ModalSpawnExecutor needs modal: {pip_install('modal')}") from None
         self._modal = modal_package
         self._app_name = app_name
         self._function_name = function_name

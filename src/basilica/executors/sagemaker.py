@@ -42,6 +42,7 @@ from basilica.executors.protocol import (
     ReplicaResult,
 )
 from basilica.executors.results import add_stored_results
+from basilica.version import pip_install
 
 INSTANCE_TYPES = {
     "A100": "ml.p4d.24xlarge",
@@ -99,7 +100,7 @@ class SageMakerExecutor:
             from botocore.config import Config  # noqa: PLC0415
             from botocore.exceptions import ClientError  # noqa: PLC0415
         except ImportError:
-            raise RuntimeError("SageMakerExecutor needs boto3: pip install 'basilica[sagemaker]'") from None
+            raise RuntimeError(f"SageMakerExecutor needs boto3: {pip_install('sagemaker')}") from None
         self._run_id = check_run_id(run_id, _RUN_ID, "SageMaker takes letters, digits and '-', at most 41 of them")
         if not output_path.startswith("s3://"):
             raise ValueError(f"output_path {output_path!r} must be an s3:// URI: SageMaker asks for one")

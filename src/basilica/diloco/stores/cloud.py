@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from basilica.diloco.background import Background
 from basilica.diloco.effects import Found, Range
 from basilica.diloco.stores.answers import in_words, will_pass
+from basilica.version import pip_install
 
 T = TypeVar("T")
 log = logging.getLogger("basilica.diloco")
@@ -191,7 +192,7 @@ def _obstore(uri: str) -> Any:
     try:
         import obstore.store  # noqa: PLC0415
     except ImportError as error:
-        raise RuntimeError(f"{uri} needs obstore: pip install 'basilica[diloco]'") from error
+        raise RuntimeError(f"{uri} needs obstore: {pip_install('diloco')}") from error
     return obstore
 
 

@@ -39,6 +39,7 @@ from basilica.executors.protocol import (
 )
 from basilica.executors.results import add_stored_results
 from basilica.kube.manifests.gang import QUEUE_NAME, Container, Gang, gpu_placement, indexed_job
+from basilica.version import pip_install
 
 APP = "basilica"
 CREATE_ATTEMPTS = 4
@@ -85,9 +86,7 @@ class EKSExecutor:
             try:
                 import kubernetes  # noqa: F401, PLC0415  each optional package is loaded by its executor
             except ImportError:
-                raise RuntimeError(
-                    "EKSExecutor needs the kubernetes package: pip install 'basilica[kubernetes]'"
-                ) from None
+                raise RuntimeError(f"EKSExecutor needs the kubernetes package: {pip_install('kubernetes')}") from None
         if start_seconds is not None:
             check_seconds("start_seconds", start_seconds)
         self._run_id = check_run_id(run_id, _RUN_ID, "Kubernetes takes lower-case letters, digits and '-' inside")

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from basilica.version import pip_install
+
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TOKEN_READ_EVERY_S = 60.0  # it is replaced well before it expires
 
@@ -58,7 +60,7 @@ def kubeconfig_access(path: str | None = None, context: str | None = None) -> Ac
         from kubernetes import config  # noqa: PLC0415 - needed only outside of a cluster
         from kubernetes.client import Configuration  # noqa: PLC0415
     except ImportError:
-        raise ConfigurationError("a kubeconfig is read with: pip install 'basilica[kubernetes]'") from None
+        raise ConfigurationError(f"a kubeconfig is read with: {pip_install('kubernetes')}") from None
     found = Configuration()
     try:
         config.load_kube_config(config_file=path, context=context, client_configuration=found)
