@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal
 
-from basilica.core.ends import COMPLETED, ERROR, OOM_KILLED, START_ERROR, UNKNOWN, killer_in
+from basilica.core.ends import COMPLETED, ERROR, NODE_LOST, OOM_KILLED, START_ERROR, UNKNOWN, killer_in
 from basilica.core.seen import Ended, SeenRank, Sight
 from basilica.kube.manifests.run import (
     POD_GROUP,
@@ -31,8 +31,8 @@ _DISRUPTIONS = {
     "EvictionByEvictionAPI": "Evicted",
     "TerminationByKubelet": "Evicted",
     "PreemptionByScheduler": "Preempted",
-    "DeletionByTaintManager": "NodeLost",
-    "DeletionByPodGC": "NodeLost",
+    "DeletionByTaintManager": NODE_LOST,
+    "DeletionByPodGC": NODE_LOST,
 }
 _NEVER_STARTED = (START_ERROR, "ContainerCannotRun")
 _OF_THE_ENTRYPOINT = (1, 2, 126, 127, 128)  # codes of an entrypoint that is not there or cannot begin
@@ -249,7 +249,7 @@ class Gang:
         if pod.over and (pod.told_by_node or self._is_sure_of(pod.node) or self.evidence.is_silent(pod.uid)):
             return container_end(pod, now)
         if self.evidence.is_lost(pod.uid, pod.node):
-            return Ended(exit_code=None, reason="NodeLost", finished_at=now, by_platform=True)
+            return Ended(exit_code=None, reason=NODE_LOST, finished_at=now, by_platform=True)
         return None
 
     def _is_sure_of(self, node: str) -> bool:
