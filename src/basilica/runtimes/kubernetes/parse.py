@@ -246,11 +246,15 @@ class Gang:
             ):
                 return None
             return Ended(exit_code=None, reason=UNKNOWN, finished_at=now, by_platform=True)
-        if pod.over and (pod.told_by_node or self._is_sure_of(pod.node) or self.evidence.is_silent(pod.uid)):
+        if self._has_ended(pod):
             return container_end(pod, now)
         if self.evidence.is_lost(pod.uid, pod.node):
             return Ended(exit_code=None, reason=NODE_LOST, finished_at=now, by_platform=True)
         return None
+
+    def _has_ended(self, pod: PodFacts) -> bool:
+        """Whether nothing can run in the pod any more, by the word of its node or by the silence of its agent."""
+        return pod.over and (pod.told_by_node or self._is_sure_of(pod.node) or self.evidence.is_silent(pod.uid))
 
     def _is_sure_of(self, node: str) -> bool:
         return not node or self.evidence.is_ready(node)
@@ -259,6 +263,12 @@ class Gang:
         """Seconds until the next rank counts as lost with its node."""
         silent = (self.evidence.lost_in(pod.uid, pod.node) for pod in self.pods if not pod.over)
         return min((left for left in silent if left is not None), default=None)
+
+    def nodes_lost(self) -> frozenset[int]:
+        """Ranks that have a pod on a lost node, and nothing that may run elsewhere."""
+        lost = {pod.uid for pod in self.pods if self.evidence.is_lost(pod.uid, pod.node)}
+        elsewhere = {pod.rank for pod in self.pods if pod.uid not in lost and not self._has_ended(pod)}
+        return frozenset(pod.rank for pod in self.pods if pod.uid in lost) - elsewhere
 
     # ---- an attempt that is ordered, and that nobody has yet
 
