@@ -13,6 +13,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 DOCS = "docs"
 ROOT_PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+TESTKUBE = "packages/basilica-testkube/README.md"
 MARK = "src/basilica/server/console/mark.svg"
 LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(?=[)#])")
 
@@ -23,7 +24,14 @@ def published() -> dict[str, str]:
     examples = {
         f"examples/{path.name}": f"examples/{path.stem}.md" for path in sorted((ROOT / "examples").glob("*.py"))
     }
-    return {**pages, **examples, "examples": "examples/index.md", "LICENSE": "LICENSE.txt", MARK: "images/mark.svg"}
+    return {
+        **pages,
+        **examples,
+        TESTKUBE: "how-to/testkube.md",
+        "examples": "examples/index.md",
+        "LICENSE": "LICENSE.txt",
+        MARK: "images/mark.svg",
+    }
 
 
 def place_of(repository_path: str) -> str | None:

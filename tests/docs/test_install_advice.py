@@ -82,7 +82,7 @@ def known() -> set[str]:
 
 
 def problem(requirement: str) -> str | None:
-    if requirement.startswith((".", "/")):
+    if requirement.startswith((".", "/", "$(")):
         return None
     name, extras = name_of(requirement), set(re.findall(r"[\w-]+", requirement.partition("[")[2]))
     if name in ours():

@@ -110,6 +110,14 @@ def test_when_to_look_again() -> None:
     ).lost_in("pod", "a") == pytest.approx(7.0)
 
 
+@pytest.mark.parametrize(
+    ("silence", "settles_in", "left"),
+    [(None, 0.0, None), (0.0, 0.0, None), (LOST, 0.0, None), (50.0, 0.0, LOST - 50.0), (5.0, 7.0, 7.0)],
+)
+def test_when_an_agent_will_have_stopped_its_rank(silence: float | None, settles_in: float, left: float | None) -> None:
+    assert Evidence(silences={"pod": silence}, settles_in=settles_in).silent_in("pod") == left
+
+
 # ---- what the rendezvous says ----------------------------------------------------------------------------------------
 
 

@@ -8,9 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from basilica.core.deployment import Deployment
+from basilica.core.fencing import FenceTimes
 from basilica.core.phase import RankPhase
 from basilica.core.spec import ProviderFilter
 from basilica.core.why import why
+from basilica.stores.memory import MemoryStore
 from basilica_testkube import KubeServer, NodeSpec
 from tests.kube_runtime.plane import QUICK_FENCE, SETTINGS, Plane, control_plane, sh
 
@@ -194,5 +196,77 @@ def test_a_rendezvous_that_is_lost_with_all_its_keys_stops_nobody(tmp_path: Path
                 await nothing_is_launched_for(plane, run, 4.0)
                 await plane.end(run)
                 await plane.settled(run)
+
+    asyncio.run(story())
+
+
+# ---- a node that is lost together with the run's rendezvous ----------------------------------------------------------
+
+FULL = (NodeSpec("node-a", capacity={"pods": "2"}), NodeSpec("node-b"))  # the rendezvous and rank 0 are on node-a
+SLOWER = replace(SETTINGS, fence=FenceTimes().scaled(1 / 7.5))  # so that a silence can be read before all is over
+
+
+async def up_on_both_nodes(plane: Plane, life: Path) -> str:
+    run = await plane.deploy(APART, (1, 2, 2), env={"LIFE": str(life)})
+    up = await plane.until_ready(run, 2)
+    assert [rank.node for rank in up.status.ranks] == ["node-a", "node-b"]
+    [rendezvous] = [p for p in plane.kube.objects("pods", "u-ada") if "rendezvous" in p["metadata"]["name"]]
+    assert rendezvous["spec"]["nodeName"] == "node-a"
+    return run
+
+
+async def given_up(plane: Plane, run: str, since: float) -> None:
+    """Rank 0 starts again on the other node as soon as nothing can run on the lost one, and rank 1 is left alone."""
+    found = await plane.until(run, lambda d: d.status.ranks[0].attempt == 1)
+    took, lost_after = time.monotonic() - since, SLOWER.fence.lost_after
+    assert lost_after - 1.0 < took < lost_after + 4.0, f"given up after {took:.1f} s"
+    assert (found.status.ranks[0].restarts, found.status.ranks[1].attempt) == (0, 0)
+    moved = await plane.until_ready(run, 2)
+    assert [rank.node for rank in moved.status.ranks] == ["node-b", "node-b"]
+    assert (moved.status.failing, moved.status.rendezvous_silent_since) == (None, None)
+
+
+def test_a_rank_that_is_lost_with_its_rendezvous_is_given_up_in_time_and_the_silence_named(tmp_path: Path) -> None:
+    async def story() -> None:
+        with KubeServer(nodes=FULL) as kube:
+            async with control_plane(kube, settings=SLOWER) as plane:
+                run = await up_on_both_nodes(plane, tmp_path)
+                kube.lose_node("node-a")
+                lost_at = time.monotonic()
+                silent = await plane.until(run, lambda d: d.status.rendezvous_silent_since is not None)
+                assert time.monotonic() - lost_at < 5.0
+                assert "waiting for a sign of the run's rendezvous, which has not answered for" in why(
+                    silent.spec, silent.status, time.time()
+                )
+                kube.advance(60)
+                await given_up(plane, run, lost_at)
+                await plane.end(run)
+                await plane.settled(run)
+
+    asyncio.run(story())
+
+
+def test_an_operator_that_takes_over_without_a_rendezvous_says_so_and_gives_the_rank_up_in_time(tmp_path: Path) -> None:
+    """Nobody has a record of the lost rank: which attempt of it ran there is not known, only that it is over."""
+
+    async def story() -> None:
+        store = MemoryStore()
+        with KubeServer(nodes=FULL) as kube:
+            async with control_plane(kube, store, settings=SLOWER) as plane:
+                run = await up_on_both_nodes(plane, tmp_path)
+            kube.lose_node("node-a")
+            lost_at = time.monotonic()
+            async with control_plane(kube, store, settings=SLOWER) as plane:
+                blind = await plane.until(run, lambda d: d.status.failing is not None)
+                assert time.monotonic() - lost_at < 8.0
+                sentence = why(blind.spec, blind.status, time.time())
+                assert f"(the rendezvous of {run} does not answer, and only it knows its ranks)" in sentence
+                assert sentence.endswith("this is what was seen before: 2 of 2 ranks are up")
+                kube.advance(60)
+                await given_up(plane, run, lost_at)
+                assert "Unattended" in await plane.events(run)
+                await plane.end(run)
+                await plane.settled(run)
+        await store.close()
 
     asyncio.run(story())

@@ -169,6 +169,28 @@ def test_a_pod_that_kubernetes_gave_up_may_live(evidence: Evidence, ended: bool,
     assert (seen.ended is not None) == ended
 
 
+ELSEWHERE = replace(facts({"running": {}}, node="node-1"), uid="u2")
+OVER = replace(facts(terminated(1), node="node-1"), uid="u2")
+
+
+@pytest.mark.parametrize(
+    ("evidence", "others", "lost"),
+    [
+        (nodes(40.0, 95.0), [], True),
+        (nodes(40.0, 60.0), [], False),  # the agent may not have stopped its rank yet
+        (nodes(40.0, None), [], False),
+        (nodes(None, 95.0), [], False),
+        (nodes(40.0, 95.0), [ELSEWHERE], False),  # it may run there
+        (nodes(40.0, 95.0), [OVER], True),
+    ],
+)
+def test_a_rank_without_a_record_has_ended_when_all_that_may_run_it_is_lost(
+    evidence: Evidence, others: list[PodFacts], lost: bool
+) -> None:
+    gang = Gang(orders={}, records={}, pods=[facts({"running": {}}), *others], evidence=evidence)
+    assert gang.nodes_lost() == (frozenset({0}) if lost else frozenset())
+
+
 def test_an_attempt_is_not_said_to_start_on_a_node_that_is_lost() -> None:
     seen = look([facts({"running": {}})], evidence=nodes(40.0, 95.0))
     assert (seen.sight, seen.note) == (Sight.QUEUED, "waiting for a pod, since node node-0 does not answer")

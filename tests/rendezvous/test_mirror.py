@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from basilica.core.fencing import FenceTimes
-from basilica.rendezvous.client import KeysClient
+from basilica.rendezvous.client import NOTICED_AFTER_S, KeysClient
 from basilica.rendezvous.mirror import KeysMirror
 from tests.rendezvous.harness import OurServer
 
@@ -120,7 +119,8 @@ def test_a_keyspace_whose_machine_is_silent_is_noticed_within_three_heartbeats(
             ours.getsockopt(socket.IPPROTO_TCP, option)
             for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
         )
-        assert idle + interval * count <= 3 * FenceTimes().heartbeat
+        assert idle + interval * count == NOTICED_AFTER_S
+        assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == NOTICED_AFTER_S * 1000
         await keys.close()
 
     monkeypatch.setattr("basilica.rendezvous.client.asyncio.open_connection", watched)

@@ -12,7 +12,7 @@ from types import FunctionType
 from typing import Any, cast
 
 from basilica.controller import step
-from basilica.core import policy
+from basilica.core import policy, reconcile
 from basilica.core.steps import exits, shaping, sightings
 
 
@@ -83,5 +83,7 @@ MUTANTS = (
     ),
     Mutant("fences missing", sightings._fence, "seen.sight is not Sight.ENDED", "False"),
     Mutant("back-off ignored", shaping._launch_if_due, "not turn.due(rank.restart_at)", "False"),
+    Mutant("an earlier failure is kept", step.step, "if deployment.status.failing is not None and", "if False and"),
+    Mutant("a settled run keeps its failure", reconcile._plan, "if turn.status.settled:", "if False:"),
     Mutant("back-off does not grow", policy.restart_delay, "2 ** min(restarts - 1, 10)", "1"),
 )

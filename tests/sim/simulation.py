@@ -17,6 +17,7 @@ from basilica.controller import step as stepping
 from basilica.core import metering, policy
 from basilica.core.actions import Action, Announce, EndProbe, EndRendezvous, Launch, Plan, Probe, Remove, Stop
 from basilica.core.errors import StaleVersion
+from basilica.core.failing import RECORD_AFTER_S, record_failure
 from basilica.core.mesh import Announcement, Gate, SeenMesh, SeenRendezvous, failing_pairs
 from basilica.core.phase import BenchPhase, Phase, RankPhase
 from basilica.core.reconcile import reconcile
@@ -322,13 +323,22 @@ class Simulation:
             return plan
         except Died:
             self.restless = True  # the next controller looks at every live run when it starts
+            self._record_failure()
             return plan
+        assert self.removed or self.status.failing is None, "a turn that went well left an earlier failure"
         self.wake_at = wake_at
         self.oracle.turned(look)
         return plan
 
+    def _record_failure(self) -> None:
+        """As a controller does whose turns fail: the status is written by another than `step`."""
+        found = record_failure(self.status, self.now - RECORD_AFTER_S, "the turn failed", self.now)
+        if found is not None and not self.removed:
+            self.status = found[0]
+
     def save(self, status: DeploymentStatus) -> None:
         """The store has it: from here on a controller that dies has decided this."""
+        assert not (status.settled and status.failing is not None), "a run that is settled is not looked after any more"
         self.told |= {(s.rank, s.attempt) for s in self.delivered.ranks if s.sight in (Sight.RUNNING, Sight.ENDED)}
         self.oracle.saves(self.status, status)
         self.status = status

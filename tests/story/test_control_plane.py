@@ -1,15 +1,32 @@
 """Stories told on a whole control plane with a fake runtime."""
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from basilica.controller import loop
-from basilica.core.errors import DeploymentNotFound, UDTerminalState, WorldClosed, WorldSizeOutOfBounds
+from basilica.core import failing
+from basilica.core.actions import Launch
+from basilica.core.deployment import Deployment
+from basilica.core.errors import (
+    DeploymentNotFound,
+    RuntimeUnavailable,
+    StoreUnavailable,
+    UDTerminalState,
+    WorldClosed,
+    WorldSizeOutOfBounds,
+)
+from basilica.core.mesh import SeenRendezvous
 from basilica.core.phase import Phase
+from basilica.core.seen import Sighting
+from basilica.core.why import why
+from basilica.ports import Run
 from basilica.stores.memory import MemoryStore
 from basilica.testing.fake_runtime import FakeRuntime
-from tests.story.world import USER, world
+from tests.story.world import USER, World, world
 
 
 def test_a_run_is_started_watched_and_succeeds() -> None:
@@ -179,5 +196,128 @@ def test_the_time_to_live_ends_a_run_by_a_timer() -> None:
             ended = await w.until_settled(run)
             assert ended.status.phase is Phase.CANCELLED
             assert "time to live" in ended.status.message
+
+    asyncio.run(story())
+
+
+@pytest.fixture
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Failures are recorded after a tenth of the time, and tried again often."""
+    monkeypatch.setattr(failing, "RECORD_AFTER_S", 0.3)
+    monkeypatch.setattr(loop, "LONGEST_BACK_OFF", 0.1)
+
+
+async def many_turns(w: World) -> None:
+    seen = w.controller.turns
+    while w.controller.turns < seen + 10:
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.usefixtures("quickly")
+def test_a_run_that_nobody_can_look_at_says_so_once_until_somebody_can() -> None:
+    async def story() -> None:
+        async with world() as w:
+            run = await w.deploy(target=2)
+            before = await w.until(run, lambda d: d.status.ready == 2)
+            w.runtime.broken = True
+            w.controller.wake(run)
+            told = await w.until(run, lambda d: d.status.failing is not None)
+            sentence = why(told.spec, told.status, w.now())
+            assert sentence.startswith(
+                "the controller has not been able to look after this run for 0 s (the fake runtime"
+            )
+            assert sentence.endswith(
+                "was told to fail); its ranks go on; this is what was seen before: 2 of 2 ranks are up"
+            )
+            await many_turns(w)
+            assert (await w.store.get(run)).version == told.version, "one write for each failure, not for each try"
+            w.runtime.broken = False
+            again = await w.until(run, lambda d: d.status.failing is None)
+            assert again.status == before.status
+            assert await w.reasons(run) == ["Created", "WorldReady", "Unattended"]
+
+    asyncio.run(story())
+
+
+@pytest.mark.usefixtures("quickly")
+def test_an_action_that_fails_is_said_too_and_writes_nothing_for_each_try() -> None:
+    """The look goes well each time, and would take back what the action tells."""
+
+    class Refusing(FakeRuntime):
+        refuses = True
+
+        async def launch(self, run: Run, launches: Sequence[Launch]) -> None:
+            if self.refuses:
+                raise RuntimeUnavailable(f"cannot make what {run.instance} needs: quota exceeded")
+            await super().launch(run, launches)
+
+    async def story() -> None:
+        runtime = Refusing()
+        async with world(runtime) as w:
+            run = await w.deploy(target=1)
+            told = await w.until(run, lambda d: d.status.failing is not None)
+            assert f"(cannot make what {run} needs: quota exceeded)" in why(told.spec, told.status, w.now())
+            await many_turns(w)
+            assert (await w.store.get(run)).version == told.version
+            runtime.refuses = False
+            up = await w.until(run, lambda d: d.status.ready == 1 and d.status.failing is None)
+            assert why(up.spec, up.status, w.now()) == "1 of 1 ranks are up: nothing to wait for"
+
+    asyncio.run(story())
+
+
+@pytest.mark.usefixtures("quickly")
+def test_a_run_that_ends_while_its_turns_fail_keeps_nothing_of_it() -> None:
+    class Sticky(FakeRuntime):
+        sticks = True
+
+        async def end_rendezvous(self, run: Run) -> None:
+            if self.sticks:
+                raise RuntimeUnavailable("the rendezvous cannot be ended")
+
+        async def observe(self, run: Run) -> Sighting:
+            return replace(await super().observe(run), rendezvous=SeenRendezvous(endpoint="127.0.0.1:1"))
+
+    async def story() -> None:
+        runtime = Sticky()
+        async with world(runtime) as w:
+            run = await w.deploy(target=1)
+            await w.until(run, lambda d: d.status.ready == 1)
+            runtime.broken = True
+            runtime.exit(run, 0, 0)
+            await w.until(run, lambda d: d.status.failing is not None)
+            runtime.broken = False
+            ended = await w.until_settled(run)
+            assert ended.status.failing is None
+            await many_turns(w)  # which go on to fail, and must not be recorded in what is settled
+            assert (await w.store.get(run)).version == ended.version
+            runtime.sticks = False
+
+    asyncio.run(story())
+
+
+@pytest.mark.usefixtures("quickly")
+def test_a_store_that_cannot_be_written_does_not_end_the_controller() -> None:
+    class Full(MemoryStore):
+        full = False
+
+        async def save_status(self, *args: Any, **kwargs: Any) -> Deployment:
+            if self.full:
+                raise StoreUnavailable("no space left")
+            return await super().save_status(*args, **kwargs)
+
+    async def story() -> None:
+        store = Full()
+        async with world(store=store) as w:
+            run = await w.deploy(target=1)
+            await w.until(run, lambda d: d.status.ready == 1)
+            w.runtime.broken = store.full = True
+            w.controller.wake(run)
+            while w.controller.errors < 10:
+                await asyncio.sleep(0.01)
+            store.full = False
+            await w.until(run, lambda d: d.status.failing is not None)
+            w.runtime.broken = False
+            await w.until(run, lambda d: d.status.failing is None)
 
     asyncio.run(story())

@@ -20,6 +20,9 @@ class World:
     def __init__(self, store: MemoryStore, runtime: FakeRuntime, controller: Controller, plane: ControlPlane) -> None:
         self.store, self.runtime, self.controller, self.plane = store, runtime, controller, plane
 
+    def now(self) -> float:
+        return self.controller._clock.now()
+
     async def deploy(self, name: str = "run", low: int = 1, target: int = 2, high: int = 4, **more: object) -> str:
         spec = DeploymentSpec(
             name=name,

@@ -12,6 +12,7 @@ from collections import deque
 from basilica.controller.step import step
 from basilica.core.deployment import Deployment
 from basilica.core.errors import BasilicaError, DeploymentDamaged, DeploymentNotFound, StaleVersion
+from basilica.core.failing import describe_problem, record_failure
 from basilica.ports import Clock, Runtime, Store
 
 log = logging.getLogger("basilica.controller")
@@ -31,6 +32,7 @@ class Controller:
         self._turning: set[str] = set()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._back_off: dict[str, float] = {}
+        self._failing_since: dict[str, float] = {}  # when the first of a run's failed turns began
         self._live: dict[str, Deployment] = {}  # each run that is not settled, as our last turn left it
         self._tasks: set[asyncio.Task[None]] = set()
         self._feed: asyncio.Task[None] | None = None
@@ -132,6 +134,7 @@ class Controller:
     async def _turn(self, instance: str) -> None:
         self.turns += 1
         self._cancel_timer(instance)
+        began = self._clock.now()
         try:
             deployment, wake_at = await step(instance, self._store, self._runtime, self._clock)
         except DeploymentNotFound:
@@ -142,8 +145,10 @@ class Controller:
             self._leave_alone(instance, error)
         except Exception as error:  # noqa: BLE001 (a fault in one run must not end the controller of all)
             self._retry(instance, error)
+            await self._record_failure(instance, error, self._failing_since.setdefault(instance, began))
         else:
             self._back_off.pop(instance, None)
+            self._failing_since.pop(instance, None)
             self._damaged.discard(instance)
             if deployment.status.settled and wake_at is None:
                 self._forget(instance)
@@ -168,6 +173,17 @@ class Controller:
         log.warning("turn of %s failed, again in %.1f s: %s", instance, delay, error, exc_info=not expected)
         self._wake_at(instance, delay)
 
+    async def _record_failure(self, instance: str, error: Exception, since: float) -> None:
+        """Have the run's status say that its turns fail, once for each failure. Where that fails too, the next does."""
+        try:
+            deployment, now = await self._store.get(instance), self._clock.now()
+            found = record_failure(deployment.status, since, describe_problem(error), now)
+            if found is not None:
+                status, events = found
+                self._live[instance] = await self._store.save_status(deployment, status, events, now=now)
+        except Exception as problem:  # noqa: BLE001 (the turn has failed, and is retried whatever becomes of this)
+            log.debug("%s: that its turns fail cannot be recorded: %s", instance, problem)
+
     def _wake_at(self, instance: str, delay: float) -> None:
         self._cancel_timer(instance)
         if not self._closed:
@@ -186,5 +202,6 @@ class Controller:
     def _forget(self, instance: str) -> None:
         self._cancel_timer(instance)
         self._back_off.pop(instance, None)
+        self._failing_since.pop(instance, None)
         self._live.pop(instance, None)
         self._damaged.discard(instance)

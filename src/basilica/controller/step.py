@@ -4,6 +4,7 @@ from typing import assert_never
 
 from basilica.core.actions import Announce, EndProbe, EndRendezvous, Launch, Plan, Probe, Remove, Stop
 from basilica.core.deployment import Deployment
+from basilica.core.failing import without_failure
 from basilica.core.phase import RankPhase
 from basilica.core.reconcile import reconcile
 from basilica.ports import Clock, Run, Runtime, Store
@@ -25,7 +26,8 @@ async def step(instance: str, store: Store, runtime: Runtime, clock: Clock) -> t
     """Turn once; the saved run and when to look again.
 
     The status is saved before anything is done: a crash in between repeats actions, which are idempotent, and never
-    loses or doubles one. `StaleVersion` means that nothing was applied.
+    loses or doubles one. After `StaleVersion` the run is to be turned again. That earlier turns failed is forgotten
+    only when the actions of this one have not.
     """
     deployment = await store.get(instance)
     run = run_of(deployment)
@@ -35,6 +37,8 @@ async def step(instance: str, store: Store, runtime: Runtime, clock: Clock) -> t
     if plan.status != deployment.status or plan.events:
         deployment = await store.save_status(deployment, plan.status, plan.events, now=now)
     await _apply(plan, run, store, runtime)
+    if deployment.status.failing is not None and not any(isinstance(action, Remove) for action in plan.actions):
+        deployment = await store.save_status(deployment, without_failure(deployment.status), (), now=now)
     return deployment, plan.wake_at
 
 

@@ -14,6 +14,7 @@ CANNOT_EXECUTE, NOT_FOUND = 126, 127  # what a shell exits with for a program th
 
 COMPLETED, ERROR, OOM_KILLED = "Completed", "Error", "OOMKilled"
 CANCELLED, START_ERROR, UNKNOWN = "Cancelled", "StartError", "Unknown"
+NODE_LOST = "NodeLost"
 
 SHORTAGES = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 """Errors of a start that pass by themselves and are nobody's fault: the start is tried again."""

@@ -24,6 +24,7 @@ class Reason(StrEnum):
     BENCH_FAILED = "BenchFailed"
     BENCH_TIMED_OUT = "BenchTimedOut"
     BENCH_SKIPPED = "BenchSkipped"
+    UNATTENDED = "Unattended"
     UD_TERMINAL_STATE = "UDTerminalState"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"

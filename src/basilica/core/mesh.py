@@ -58,10 +58,14 @@ class Announcement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenRendezvous:
-    """The rendezvous of a run, open. `says` is None if nothing was announced yet."""
+    """The rendezvous of a run, open. `says` is None if nothing was announced yet.
+
+    `silent_since`: it answered before, and has not since then. What a look shows of ranks is then what was last read.
+    """
 
     endpoint: str
     says: Announcement | None = None
+    silent_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

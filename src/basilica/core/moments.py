@@ -20,6 +20,8 @@ MOMENTS = frozenset(
         "launched_at",
         "metered_until",
         "missing_since",
+        "recorded_at",
+        "rendezvous_silent_since",
         "restart_at",
         "seen_at",
         "silent_since",

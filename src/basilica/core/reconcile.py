@@ -6,8 +6,11 @@ turning the controller once more is always safe. The order of a turn:
     take in what was seen  →  obey the spec  →  judge  →  deadlines  →  launch and stop  →  phase, gate, bench, metering
 """
 
+from dataclasses import replace
+
 from basilica.core import metering
 from basilica.core.actions import Plan, Remove, Stop
+from basilica.core.failing import without_failure
 from basilica.core.seen import Sighting
 from basilica.core.spec import DeploymentSpec
 from basilica.core.status import DeploymentStatus
@@ -46,10 +49,17 @@ def reconcile(spec: DeploymentSpec, status: DeploymentStatus, seen: Sighting, no
     return _plan(turn)
 
 
+def _has_changed(turn: Turn) -> bool:
+    """Whether something of the run has changed. That its rendezvous is silent or speaks again is no sight of ranks."""
+    return turn.status != replace(turn.before, rendezvous_silent_since=turn.status.rendezvous_silent_since)
+
+
 def _plan(turn: Turn) -> Plan:
     turn.write_ranks()
     sample_the_world(turn)
-    if turn.status != turn.before and not turn.ended:
+    if turn.status.settled:
+        turn.status = replace(without_failure(turn.status), rendezvous_silent_since=None)
+    if _has_changed(turn) and not turn.ended:
         for number in turn.running:
             if turn.ranks[number].phase.may_run:
                 turn.ranks[number] = metering.advance(turn.ranks[number], turn.now)

@@ -119,7 +119,8 @@ class Sighting:
 
     A look that failed or is partial is no Sighting at all: the runtime raises, and nothing changes.
     `warnings` are things that the user should know once, as (reason, message). `rendezvous` is None while the run has
-    none open, `mesh` where the runtime has neither hosts nor a rendezvous to speak of.
+    none open, `mesh` where the runtime has neither hosts nor a rendezvous to speak of. `nodes_lost`: ranks of which
+    nothing can run any more, since every node that may have run them is lost; no record says which attempt that was.
     """
 
     ranks: tuple[SeenRank, ...] = ()
@@ -127,3 +128,4 @@ class Sighting:
     rendezvous: SeenRendezvous | None = None
     mesh: SeenMesh | None = None
     warnings: tuple[tuple[str, str], ...] = ()
+    nodes_lost: frozenset[int] = frozenset()

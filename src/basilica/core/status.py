@@ -61,11 +61,25 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FailingTurns:
+    """The controller's turns of a run have failed without a break. `since`: when the first of them began.
+
+    `recorded_at`: when this was written.
+    """
+
+    since: float
+    problem: str
+    recorded_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentStatus:
     """`world_target` is the target that the controller has acted on; `exits` holds what can change no more.
 
     `failures` are the latest bad exits, restarted ones included: with `whole_at`, the last moment at which every
     wanted rank was up, they tell who failed first. `closed`: a rank exited 0, and the world stays as it is.
+    `failing`: what all else here says was seen before (`core.failing`). `rendezvous_silent_since`: what ranks tell
+    cannot be read since then, so what is known of them may be old.
     """
 
     created_at: float
@@ -86,11 +100,13 @@ class DeploymentStatus:
     bench: BenchStatus | None = None
     mesh: MeshStatus | None = None
     rendezvous_endpoint: str = ""
+    rendezvous_silent_since: float | None = None
     usage: Usage = Usage()
     history: tuple[WorldSample, ...] = ()
     last_resize: Resize | None = None
     milestones: tuple[Milestone, ...] = ()
     warned: tuple[str, ...] = ()
+    failing: FailingTurns | None = None
 
     @property
     def latest(self) -> float:
@@ -99,6 +115,7 @@ class DeploymentStatus:
         moments += [sample.at for sample in self.history] + [milestone.at for milestone in self.milestones]
         moments += [condition.since for condition in self.conditions]
         moments += [rank.metered_until for rank in self.ranks]
+        moments += [] if self.failing is None else [self.failing.recorded_at]
         return max(moment for moment in moments if moment is not None)
 
     @property

@@ -8,8 +8,10 @@ from basilica.core import policy, stalls
 from basilica.core.damage import Trouble
 from basilica.core.phase import Phase, RankPhase
 from basilica.core.spec import DeploymentSpec, Wanted
-from basilica.core.status import DeploymentStatus
+from basilica.core.status import DeploymentStatus, FailingTurns
 from basilica.core.world import STALLED, RankStatus
+
+NOTHING_TO_WAIT_FOR = ": nothing to wait for"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +33,22 @@ class Absence:
 def why(spec: DeploymentSpec, status: DeploymentStatus, now: float, unattended: Absence | None = None) -> str:
     """What the run is waiting for, or how it ended. `unattended`: nobody looks after it, or nobody can see it."""
     if status.phase.terminal:
-        return _ended(spec, status)
+        ended = _ended(spec, status)
+        return (
+            ended if status.failing is None or unattended is not None else f"{ended}; {_failing(status.failing, now)}"
+        )
     known = _under_way(spec, status, now)
-    return known if unattended is None else unattended.describe(known)
+    if unattended is not None:
+        return unattended.describe(known)
+    if status.failing is not None:
+        seen = known.removesuffix(NOTHING_TO_WAIT_FOR)
+        return f"{_failing(status.failing, now)}; its ranks go on; this is what was seen before: {seen}"
+    return known
+
+
+def _failing(failing: FailingTurns, now: float) -> str:
+    seconds = max(0.0, now - failing.since)
+    return f"the controller has not been able to look after this run for {seconds:.0f} s ({failing.problem})"
 
 
 def with_troubles(sentence: str, status: DeploymentStatus, troubles: Sequence[Trouble]) -> str:
@@ -52,6 +67,10 @@ def _under_way(spec: DeploymentSpec, status: DeploymentStatus, now: float) -> st
     held = status.mesh is not None and not status.mesh.ready and not status.mesh.degraded
     if status.mesh is not None and held:
         reasons.append(f"the network between hosts ({status.mesh.problem()})")
+    if status.rendezvous_silent_since is not None:
+        seconds = max(0.0, now - status.rendezvous_silent_since)
+        silence = f"which has not answered for {seconds:.0f} s (ranks go on)"
+        reasons.append(f"a sign of the run's rendezvous, {silence}")
     if surplus:
         reasons.append(f"{_name(surplus)} to stop (scaled down to {status.world_target})")
     up = f"{status.ready} of {status.world_target} ranks are up"
@@ -59,7 +78,7 @@ def _under_way(spec: DeploymentSpec, status: DeploymentStatus, now: float) -> st
     if not reasons:
         lost = [r for r in wanted if r.phase is RankPhase.LOST]
         stalled = _stalls(wanted, now)
-        idle = up if stalled or apart else f"{up}: nothing to wait for"
+        idle = up if stalled or apart else up + NOTHING_TO_WAIT_FOR
         return (f"{up}; {_name(lost)} lost, the run goes on without" if lost else idle) + apart + stalled
     degraded = f", fewer than the minimum of {spec.world.min}" if status.phase is Phase.DEGRADED else ""
     return f"{up}{degraded}; waiting for " + "; ".join(reasons) + apart + _stalls(wanted, now)

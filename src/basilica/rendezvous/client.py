@@ -14,6 +14,14 @@ from urllib.parse import quote, urlencode
 from basilica.rendezvous.exchange import MAX_HEAD, Exchange, NoAnswer, Streams
 
 ANSWER_WITHIN_S = 10.0
+KEEPALIVE_AFTER_S, KEEPALIVE_EVERY_S, KEEPALIVE_COUNT = 5, 2, 3
+NOTICED_AFTER_S = KEEPALIVE_AFTER_S + KEEPALIVE_EVERY_S * KEEPALIVE_COUNT
+"""Within which a connection ends whose other side is gone without a word.
+
+Who follows a rendezvous goes by what it read last until then. So this is shorter than an agent that is cut off has to
+end its rank (`core.fencing`: `fence_grace` and `margin`), and a rank that is lost with its rendezvous is given up later
+by as much.
+"""
 HEARTBEATS = "/basilica/heartbeats"  # beside etcd's own paths
 
 
@@ -141,11 +149,17 @@ class KeysClient:
 
 
 def _notice_silence(connection: socket.socket) -> None:
-    """A wait may last for days. The kernel asks whether the other machine is still there; we are not woken for it.
+    """Have the kernel end a connection to a machine that is gone, within `NOTICED_AFTER_S`. It wakes nobody before.
 
-    A rank that is lost together with its rendezvous is given up so much later as this takes (15 s).
+    A wait may last for days, and a machine that is cut off ends no connection. While a request has yet to be
+    acknowledged there are no keepalives: without a time for those too, the kernel would send it again for 15 minutes.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 2)):
+    for option, value in (
+        ("TCP_KEEPIDLE", KEEPALIVE_AFTER_S),
+        ("TCP_KEEPINTVL", KEEPALIVE_EVERY_S),
+        ("TCP_KEEPCNT", KEEPALIVE_COUNT),
+        ("TCP_USER_TIMEOUT", NOTICED_AFTER_S * 1000),
+    ):
         if hasattr(socket, option):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

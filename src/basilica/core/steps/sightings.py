@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from basilica.core import policy
 from basilica.core.actions import Stop
-from basilica.core.ends import UNKNOWN
+from basilica.core.ends import NODE_LOST, UNKNOWN
 from basilica.core.phase import RankPhase
 from basilica.core.seen import Ended, SeenRank, Sight
 from basilica.core.steps import exits, stalling
@@ -24,6 +24,7 @@ def take_in(turn: Turn) -> None:
         if rank.phase.may_run and rank.rank not in turn.present:
             _miss(turn, rank)
     stalling.tell(turn)
+    _listen_to_the_rendezvous(turn)
     for reason, message in turn.seen.warnings:
         if reason not in turn.status.warned:
             turn.status = replace(turn.status, warned=(*turn.status.warned, reason))
@@ -78,16 +79,28 @@ def _silent_since(rank: RankStatus, seen: SeenRank) -> float | None:
     return rank.silent_since if seen.silent_since is not None and rank.silent_since is not None else seen.silent_since
 
 
+def _listen_to_the_rendezvous(turn: Turn) -> None:
+    since = None if turn.seen.rendezvous is None else turn.seen.rendezvous.silent_since
+    known = turn.status.rendezvous_silent_since
+    kept = known if since is not None and known is not None else since
+    turn.status = replace(turn.status, rendezvous_silent_since=kept)
+
+
 def _miss(turn: Turn, rank: RankStatus) -> None:
-    """A rank that was up and is not there: gone for good only after a while without a sign of it."""
+    """A rank that was up and is not there: gone for good only after a while without a sign of it.
+
+    One whose node is lost has been waited for already, until nothing could run there any more.
+    """
     if rank.phase is RankPhase.LAUNCHED and rank.started_at is None:
         return  # never seen: its launch is asked for again
     since = turn.now if rank.missing_since is None else min(rank.missing_since, turn.now)
-    if turn.now - since < policy.LOST_AFTER:
+    node_is_lost = rank.rank in turn.seen.nodes_lost
+    if turn.now - since < policy.LOST_AFTER and not node_is_lost:
         turn.ranks[rank.rank] = replace(rank, missing_since=since)
         turn.wakes.append(since + policy.LOST_AFTER)
         return
     turn.actions.append(Stop(rank.rank, rank.attempt, 0.0))  # should it be there after all, it must not stay
     stopped = rank.phase is RankPhase.STOPPING
-    ended = Ended(exit_code=None, reason=UNKNOWN, finished_at=since, by_platform=True, stopped=stopped)
+    reason = NODE_LOST if node_is_lost else UNKNOWN
+    ended = Ended(exit_code=None, reason=reason, finished_at=since, by_platform=True, stopped=stopped)
     exits.book(turn, rank, ended)

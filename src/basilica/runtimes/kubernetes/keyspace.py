@@ -34,6 +34,7 @@ from basilica.runtimes.kubernetes.node_evidence import Listening
 from basilica.runtimes.kubernetes.wakes import Tally
 
 NOT_STARTED = CANCELLED
+SHOWN_AFTER_S = 3.0  # a rendezvous that only starts again is back before that
 DEFAULT_TIMES = FenceTimes()
 
 
@@ -90,8 +91,19 @@ class RunKeys:
             marks=marks,
         )
 
-    def seen(self) -> SeenRendezvous:
-        return SeenRendezvous(endpoint=self.endpoint, says=announced(self._mirror.values) if self.known else None)
+    def seen(self, now: float) -> SeenRendezvous:
+        """`now`: by the wall clock. A silence that may be over in a moment is not shown, nor one before any answer."""
+        silence = self.silent_for
+        return SeenRendezvous(
+            endpoint=self.endpoint,
+            says=announced(self._mirror.values) if self.known else None,
+            silent_since=now - silence if self.known and silence >= SHOWN_AFTER_S else None,
+        )
+
+    def shown_in(self) -> float | None:
+        """Seconds until a silence is to be shown, if it lasts; None if there is none, or it is shown already."""
+        silence = self.silent_for
+        return SHOWN_AFTER_S - silence if self.known and 0.0 < silence < SHOWN_AFTER_S else None
 
     def failing(self, hosts: tuple[str, ...]) -> tuple[Pair, ...]:
         """The ways between hosts, by the names that ranks' reach agents have, that do not work."""

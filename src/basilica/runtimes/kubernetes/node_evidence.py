@@ -168,6 +168,14 @@ class Evidence:
         silence = self.silences.get(pod)
         return silence is not None and silence >= self.lost_after
 
+    def silent_in(self, pod: str) -> float | None:
+        """Seconds until `is_silent`, if nothing changes; None if that needs a change, or has come."""
+        silence = self.silences.get(pod)
+        if not silence or silence >= self.lost_after:
+            return None
+        left = self.lost_after - silence
+        return min(left, self.settles_in) if self.settles_in > 0.0 else left
+
     def node_is_lost(self, node: str) -> bool:
         due = self._node_due(node)
         return due is not None and self.now >= due

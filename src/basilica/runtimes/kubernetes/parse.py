@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal
 
-from basilica.core.ends import COMPLETED, ERROR, OOM_KILLED, START_ERROR, UNKNOWN, killer_in
+from basilica.core.ends import COMPLETED, ERROR, NODE_LOST, OOM_KILLED, START_ERROR, UNKNOWN, killer_in
 from basilica.core.environment import RENDEZVOUS_ENDPOINT
 from basilica.core.seen import Ended, SeenRank, Sight
 from basilica.kube.manifests.run import (
@@ -32,8 +32,8 @@ _DISRUPTIONS = {
     "EvictionByEvictionAPI": "Evicted",
     "TerminationByKubelet": "Evicted",
     "PreemptionByScheduler": "Preempted",
-    "DeletionByTaintManager": "NodeLost",
-    "DeletionByPodGC": "NodeLost",
+    "DeletionByTaintManager": NODE_LOST,
+    "DeletionByPodGC": NODE_LOST,
 }
 _NEVER_STARTED = (START_ERROR, "ContainerCannotRun")
 _OF_THE_ENTRYPOINT = (1, 2, 126, 127, 128)  # codes of an entrypoint that is not there or cannot begin
@@ -247,11 +247,15 @@ class Gang:
             ):
                 return None
             return Ended(exit_code=None, reason=UNKNOWN, finished_at=now, by_platform=True)
-        if pod.over and (pod.told_by_node or self._is_sure_of(pod.node) or self.evidence.is_silent(pod.uid)):
+        if self._has_ended(pod):
             return container_end(pod, now)
         if self.evidence.is_lost(pod.uid, pod.node):
-            return Ended(exit_code=None, reason="NodeLost", finished_at=now, by_platform=True)
+            return Ended(exit_code=None, reason=NODE_LOST, finished_at=now, by_platform=True)
         return None
+
+    def _has_ended(self, pod: PodFacts) -> bool:
+        """Whether nothing can run in the pod any more, by the word of its node or by the silence of its agent."""
+        return pod.over and (pod.told_by_node or self._is_sure_of(pod.node) or self.evidence.is_silent(pod.uid))
 
     def _is_sure_of(self, node: str) -> bool:
         return not node or self.evidence.is_ready(node)
@@ -260,6 +264,12 @@ class Gang:
         """Seconds until the next rank counts as lost with its node."""
         silent = (self.evidence.lost_in(pod.uid, pod.node) for pod in self.pods if not pod.over)
         return min((left for left in silent if left is not None), default=None)
+
+    def nodes_lost(self) -> frozenset[int]:
+        """Ranks that have a pod on a lost node, and nothing that may run elsewhere."""
+        lost = {pod.uid for pod in self.pods if self.evidence.is_lost(pod.uid, pod.node)}
+        elsewhere = {pod.rank for pod in self.pods if pod.uid not in lost and not self._has_ended(pod)}
+        return frozenset(pod.rank for pod in self.pods if pod.uid in lost) - elsewhere
 
     # ---- an attempt that is ordered, and that nobody has yet
 

@@ -4,13 +4,14 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from basilica.core.actions import Launch, Probe, Stop
 from basilica.core.errors import RuntimeUnavailable
 from basilica.core.mesh import Announcement
+from basilica.core.policy import name_ranks
 from basilica.core.reports import Report, Series, SeriesQuery
 from basilica.core.seen import Ended, SeenBench, SeenRank, Sight, Sighting
 from basilica.core.spec import Wanted
@@ -133,21 +134,23 @@ class KubernetesRuntime:
         keys = await self._keys_of(run)
         now = time.time()
         gang = self._gang(run, keys, now)
-        if keys is not None and any(_is_unaccounted(pod, keys, gang.evidence) for pod in gang.pods):
+        unaccounted = [] if keys is None else [pod for pod in gang.pods if _is_unaccounted(pod, keys, gang.evidence)]
+        if keys is not None and unaccounted:
+            self._look_again_at(run, _first(now, (gang.evidence.silent_in(pod.uid) for pod in unaccounted)), now)
             if run.spec.wanted is not Wanted.RUN and keys.silent_for >= self._patience.keyspace_seconds:
                 await self._cluster.end_pods(run)
-            raise RuntimeUnavailable(f"the rendezvous of {run.instance} does not answer, and only it knows its ranks")
+            raise RuntimeUnavailable(_cannot_tell(run, keys, unaccounted))
         ranks = (*gang.see(now), *self._never_launched(run))
         due = self._attend(run, state, gang, ranks, now)
-        lost_in = gang.lost_in()
-        lost_at = None if lost_in is None else now + lost_in
-        self._look_again_at(run, min((at for at in (lost_at, due) if at is not None), default=None), now)
+        dues = (gang.lost_in(), None if keys is None else keys.shown_in(), None if due is None else due - now)
+        self._look_again_at(run, _first(now, dues), now)
         return Sighting(
             ranks=ranks,
             bench=None if run.spec.bench is None else self._bench(run),
-            rendezvous=None if keys is None else keys.seen(),
+            rendezvous=None if keys is None else keys.seen(now),
             mesh=None if keys is None else see_mesh(gang.pods, run.spec.world, keys.failing, self._mesh_limit),
             warnings=state.ledger.warnings,
+            nodes_lost=gang.nodes_lost(),
         )
 
     def _attend(self, run: Run, state: RunState, gang: Gang, ranks: Sequence[SeenRank], now: float) -> float | None:
@@ -453,6 +456,19 @@ class KubernetesRuntime:
 
     async def forget_archives(self, in_use: InUse, before: float) -> list[str]:
         return await self._cluster.archives.forget(in_use, before)
+
+
+def _first(now: float, delays: Iterable[float | None]) -> float | None:
+    """The moment of the first of these delays."""
+    return min((now + delay for delay in delays if delay is not None), default=None)
+
+
+def _cannot_tell(run: Run, keys: RunKeys, pods: Sequence[PodFacts]) -> str:
+    """Why nothing is decided for the run: some of its pods may run an attempt that nobody has a record of."""
+    if keys.silent_for > 0.0:
+        return f"the rendezvous of {run.instance} does not answer, and only it knows its ranks"
+    ranks = name_ranks(pod.rank for pod in pods)
+    return f"the rendezvous of {run.instance} has no record of {ranks}, and has not heard from there yet"
 
 
 def _is_unaccounted(pod: PodFacts, keys: RunKeys, evidence: Evidence) -> bool:

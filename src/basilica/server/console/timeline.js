@@ -9,7 +9,7 @@ const SIGNS = [
   [/^(RankFailed|RankLost|Failed|WorldShrunkBelowMin|BenchFailed)/, "✕", "bad"],
   [/^(RankRestarted|RestartRequested)/, "↻", "wait"],
   [/^(Scale|WorldClosed)/, "↕", "off"],
-  [/^(RankStalled|DegradedMesh|BenchTimedOut)/, "!", "warn"],
+  [/^(RankStalled|DegradedMesh|BenchTimedOut|Unattended)/, "!", "warn"],
   [/^(WorldReady|WorldRecovered|MeshReady|RankResumed)/, "●", "good"],
   [/^Succeeded/, "✓", "done"],
   [/^(Cancelled|UDTerminalState)/, "⊘", "off"],
