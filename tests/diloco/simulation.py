@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from basilica.diloco.arithmetic import Numbers
+from basilica.diloco.deadlines import Settings
 from basilica.diloco.documents import Part, Place, Terms, Version, sealed
 from basilica.diloco.effects import Begin, Create, Delete, Effect, Finish, Flow, Found, List, Now, Pause, Put, Range
 from basilica.diloco.errors import BarrierTimeout, CorruptPart, RoundConflict, RoundError, RoundGone
@@ -26,7 +27,6 @@ from basilica.diloco.records import unseal
 from basilica.diloco.rounds import Outcome, Round
 from basilica.diloco.sequence import RoundSequence, Standing
 from basilica.diloco.troubles import Troubles
-from basilica.diloco.waiting import Settings
 
 TIMEOUT = 60.0
 NUMBERS = 24

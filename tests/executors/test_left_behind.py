@@ -9,7 +9,7 @@ import pytest
 from kubernetes import client
 
 from basilica.executors import LocalProcessExecutor, ReplicaHandle
-from basilica.executors.launching import start_each
+from basilica.executors.launch import start_each
 from basilica.executors.protocol import CANCELLED, RUNNING
 from basilica.testing.executor_contract import until
 from basilica_testkube import KubeServer

@@ -19,8 +19,8 @@ from basilica.core.fencing import Fence, FenceTimes
 from basilica.kube.manifests.run import Settings
 from basilica.rendezvous.client import ANSWER_WITHIN_S, NOTICED_AFTER_S
 from basilica.rendezvous.names import HEARD
-from basilica.rendezvous.persisting import AGAIN_MAX_S
 from basilica.rendezvous.presence import Heard, Presence, load_heard
+from basilica.rendezvous.retries import AGAIN_MAX_S
 from basilica.runtimes.kubernetes.node_evidence import SETTLE_BEATS, Evidence, Listening, Nodes
 from basilica.runtimes.kubernetes.wakes import LONGEST_PAUSE_S
 

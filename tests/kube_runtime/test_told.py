@@ -16,7 +16,7 @@ from basilica.kube.client.api import KubeApi
 from basilica.rendezvous.client import KeysClient
 from basilica.rendezvous.names import REPORTS, SERIES
 from basilica.reports.points import Point
-from basilica.runtimes.kubernetes.keeping import KEPT_BYTES_MAX, SERIES_LEFT_OUT, Kept, Telling, to_keep
+from basilica.runtimes.kubernetes.kept_results import KEPT_BYTES_MAX, SERIES_LEFT_OUT, Kept, Telling, to_keep
 from basilica.runtimes.kubernetes.reports import series_to_keep
 from basilica.runtimes.kubernetes.runtime import KubernetesRuntime
 from basilica.stores.memory import MemoryStore

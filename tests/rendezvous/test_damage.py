@@ -15,7 +15,7 @@ import pytest
 from basilica.rendezvous import journal
 from basilica.rendezvous.journal import Journal, JournalDamaged
 from basilica.rendezvous.keyspace import Keyspace, Request
-from basilica.rendezvous.persisting import opened
+from basilica.rendezvous.retries import opened
 from basilica.rendezvous.service import Service
 
 

@@ -17,7 +17,7 @@ from basilica.machine.files import UnusableFile
 from basilica.machine.layout import Key
 from basilica.machine.proc import read_file
 from basilica.ports import Run
-from basilica.runtimes.local import stopping
+from basilica.runtimes.local import stops as stopping
 from basilica.runtimes.local.logs import read_tail
 from basilica.runtimes.local.task import StartReply, StartRequest
 from basilica.runtimes.local.wakeups import Told

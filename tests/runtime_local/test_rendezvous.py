@@ -22,7 +22,7 @@ from basilica.machine.clocks import SteadyClock
 from basilica.rendezvous.client import KeysClient
 from basilica.rendezvous.control import RendezvousControl
 from basilica.rendezvous.exchange import NoAnswer
-from basilica.rendezvous.persisting import opened
+from basilica.rendezvous.retries import opened
 from basilica.runtimes.local.ports import ports_of
 from basilica.stores.memory import MemoryStore
 from tests.runtime_local.machine import PATIENCE_S, SLEEP, Machine, python

@@ -20,9 +20,9 @@ from basilica.core.steps.gate import open_the_gate
 from basilica.core.steps.naming import name_the_phase, sample_the_world
 from basilica.core.steps.shaping import RELAUNCH_DELAY, shape_the_world, watch_the_stopping
 from basilica.core.steps.sightings import take_in
+from basilica.core.steps.spec_changes import obey_spec
 from basilica.core.steps.turn import Turn
 from basilica.core.steps.verdicts import judge, keep_deadlines, notice_readiness
-from basilica.core.steps.wishes import obey_spec
 
 __all__ = ["RELAUNCH_DELAY", "reconcile"]
 

@@ -20,6 +20,7 @@ from typing import Any, Self
 
 from basilica.diloco.arithmetic import Numbers, Residuals
 from basilica.diloco.background import Background
+from basilica.diloco.deadlines import Settings
 from basilica.diloco.documents import Place, Terms
 from basilica.diloco.drive import Driver, Traffic
 from basilica.diloco.housekeeping import Housekeeper
@@ -28,7 +29,6 @@ from basilica.diloco.sequence import RoundSequence, Standing
 from basilica.diloco.stores import ObjectStore, open_store
 from basilica.diloco.tensors import check_out, empty_like, like, row, state_row
 from basilica.diloco.troubles import Troubles
-from basilica.diloco.waiting import Settings
 from basilica.diloco.wire import QUANTIZED, WIRES
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

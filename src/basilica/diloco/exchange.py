@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from basilica.diloco.arithmetic import Numbers
+from basilica.diloco.deadlines import Patience, Settings
 from basilica.diloco.documents import (
     Failure,
     Manifest,
@@ -19,7 +20,6 @@ from basilica.diloco.documents import (
 from basilica.diloco.effects import Begin, Create, Finish, Flow, Found, List, Now, Range, fetch
 from basilica.diloco.errors import CorruptPart, RoundGone
 from basilica.diloco.records import Gone, Record, Torn, digest
-from basilica.diloco.waiting import Patience, Settings
 
 CHECKS = tuple(4 * 2**n for n in range(16))
 """At which looks for a result that does not come we find out whether it was removed long ago."""

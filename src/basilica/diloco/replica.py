@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from basilica.diloco.allreduce import ObjectStoreAllReduce, RoundStats
-from basilica.diloco.beginning import check_frozen, run_record, wait_for_state
 from basilica.diloco.bucket import STATES_KEPT, Bucket, State
 from basilica.diloco.errors import BarrierTimeout, RoundConflict, RoundGone
+from basilica.diloco.first_round import check_frozen, run_record, wait_for_state
 from basilica.diloco.fragments import Alone, Decided, Fragment, Given, Options, Team, Values
-from basilica.diloco.landing import Landing
+from basilica.diloco.model_update import Landing
 from basilica.diloco.outer import Array, divide, pseudo_gradient
+from basilica.diloco.round_reports import add_ends, log_entry, tell_round
 from basilica.diloco.state_writer import Share, StateWriter
-from basilica.diloco.telling import add_ends, log_entry, tell_round
 
 APPLIED, SKIPPED, CAUGHT_UP, FAILED = range(4)
 

@@ -37,12 +37,12 @@ from itertools import count
 from typing import Any
 
 from basilica.diloco.arithmetic import Numbers
+from basilica.diloco.deadlines import Patience, Settings
 from basilica.diloco.documents import Failure, Manifest, Part, Terms, Version, read_record, read_records, sealed
 from basilica.diloco.effects import Create, Flow, Found, List, Now, Put, Range, fetch
 from basilica.diloco.errors import RoundConflict
 from basilica.diloco.exchange import Exchange
 from basilica.diloco.records import Record, Torn
-from basilica.diloco.waiting import Patience, Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from basilica.executors.arguments import (
     nobody_is_fine,
 )
 from basilica.executors.environment import replica_environment
-from basilica.executors.launching import gang_handles, gang_metadata, import_path, replica_command, shipped_function
+from basilica.executors.launch import gang_handles, gang_metadata, import_path, replica_command, shipped_function
 from basilica.executors.outcomes import Changes, Outcome, placeholder, replica_result
 from basilica.executors.protocol import (
     CANCELLED,

@@ -42,7 +42,7 @@ from basilica.executors.arguments import (
     nobody_is_fine,
 )
 from basilica.executors.environment import replica_environment
-from basilica.executors.launching import gang_metadata, replica_command, start_each
+from basilica.executors.launch import gang_metadata, replica_command, start_each
 from basilica.executors.outcomes import Changes, Outcome, placeholder, replica_result
 from basilica.executors.protocol import (
     CANCELLED,

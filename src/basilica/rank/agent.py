@@ -67,7 +67,7 @@ from basilica.rendezvous.orders import (
     load_record,
     order_key,
 )
-from basilica.rendezvous.persisting import opened, tries
+from basilica.rendezvous.retries import opened, tries
 from basilica.reports.relay import ReportTelling
 from basilica.reports.tracebacks import read_traceback
 

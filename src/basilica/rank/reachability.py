@@ -21,7 +21,7 @@ from basilica.core import environment as env
 from basilica.rendezvous.client import Answer, KeysClient
 from basilica.rendezvous.exchange import NoAnswer
 from basilica.rendezvous.names import HOSTS, PAIRS
-from basilica.rendezvous.persisting import tries
+from basilica.rendezvous.retries import tries
 
 ANSWER_WITHIN_S = 3.0
 RESOLVED_WITHIN_S = 5.0

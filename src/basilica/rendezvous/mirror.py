@@ -6,7 +6,7 @@ from collections.abc import Callable
 from basilica.rendezvous.client import Answer, KeysClient
 from basilica.rendezvous.exchange import NoAnswer
 from basilica.rendezvous.keyspace import EVENT_INDEX_CLEARED, WATCHER_CLEARED
-from basilica.rendezvous.persisting import AGAIN_FIRST_S, next_pause
+from basilica.rendezvous.retries import AGAIN_FIRST_S, next_pause
 
 _REMOVALS = ("delete", "expire", "compareAndDelete")
 

@@ -29,7 +29,7 @@ from basilica.machine.places import STATE_FILE
 from basilica.machine.private_files import write_private
 from basilica.machine.state_dir import LOSSES_FILE, QUARANTINE, read_losses, unsafe
 from basilica.machine.stray_runs import StrayRun, find_stray_runs
-from basilica.runtimes.local.endings import end_run
+from basilica.runtimes.local.leftovers import end_run
 from basilica.runtimes.local.ports import Ports, ports_of
 from basilica.runtimes.local.run_files import read_records
 from basilica.server.serve import DEFAULT_USER

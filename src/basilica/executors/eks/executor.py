@@ -27,7 +27,7 @@ from basilica.executors.eks.calls import Calls, is_transient, retry_after, statu
 from basilica.executors.eks.evidence import CONTAINER, GangEvidence, rank_of, waits_for
 from basilica.executors.eks.follow import FIRST_PAUSE_SECONDS, LOOK_AGAIN_SECONDS, WATCH_SECONDS, Following, Place
 from basilica.executors.environment import RENDEZVOUS_URI, replica_environment
-from basilica.executors.launching import gang_handles, replica_command
+from basilica.executors.launch import gang_handles, replica_command
 from basilica.executors.outcomes import Changes, Outcome, placeholder, replica_result
 from basilica.executors.protocol import (
     LAUNCH_SECONDS,

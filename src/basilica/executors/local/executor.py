@@ -32,7 +32,7 @@ from basilica.executors.arguments import (
     nobody_is_fine,
 )
 from basilica.executors.environment import RANK_ENV, replica_environment
-from basilica.executors.launching import gang_handles, gang_metadata, import_path, replica_command, shipped_function
+from basilica.executors.launch import gang_handles, gang_metadata, import_path, replica_command, shipped_function
 from basilica.executors.local.gang import NEWS, Gang, State, Task, told_of_changes
 from basilica.executors.outcomes import Changes, Outcome, placeholder, replica_result
 from basilica.executors.protocol import (

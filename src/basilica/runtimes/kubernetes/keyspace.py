@@ -12,7 +12,7 @@ from basilica.core.errors import RuntimeUnavailable
 from basilica.core.fencing import FenceTimes
 from basilica.core.mesh import Announcement, Pair, SeenRendezvous, failing_pairs
 from basilica.core.seen import Ended
-from basilica.rendezvous.announcing import announce, announced, must
+from basilica.rendezvous.announcements import announce, announced, must
 from basilica.rendezvous.client import KeysClient
 from basilica.rendezvous.driver import Driver
 from basilica.rendezvous.exchange import NoAnswer

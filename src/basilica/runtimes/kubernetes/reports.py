@@ -8,7 +8,7 @@ from basilica.core.reports import Report
 from basilica.ports import Run
 from basilica.rendezvous.exchange import NoAnswer
 from basilica.rendezvous.names import SERIES
-from basilica.rendezvous.persisting import opened
+from basilica.rendezvous.retries import opened
 from basilica.reports.points import Point
 from basilica.reports.relay import told_in
 from basilica.reports.series import Source, thinned

@@ -23,7 +23,7 @@ from basilica.runtimes.kubernetes import logs
 from basilica.runtimes.kubernetes.bench import see_bench
 from basilica.runtimes.kubernetes.cluster import Cluster, Keeper
 from basilica.runtimes.kubernetes.execute import execute_beside
-from basilica.runtimes.kubernetes.keeping import Keeping
+from basilica.runtimes.kubernetes.kept_results import Keeping
 from basilica.runtimes.kubernetes.keyspace import NOT_STARTED, RunKeys
 from basilica.runtimes.kubernetes.mesh import see_mesh
 from basilica.runtimes.kubernetes.node_evidence import Evidence
@@ -31,7 +31,7 @@ from basilica.runtimes.kubernetes.parse import Gang, PodFacts, by_age
 from basilica.runtimes.kubernetes.pod_actions import PodActions
 from basilica.runtimes.kubernetes.pod_groups import pods_to_close
 from basilica.runtimes.kubernetes.pod_plan import Facts, Keyspace, Patience, plan_pods
-from basilica.runtimes.kubernetes.run_reading import RunReader
+from basilica.runtimes.kubernetes.run_reader import RunReader
 from basilica.runtimes.kubernetes.run_state import RunState, RunStates
 from basilica.runtimes.kubernetes.wakes import Tally, Wakes
 

@@ -22,7 +22,7 @@ from basilica.core.errors import RuntimeUnavailable
 from basilica.core.mesh import Announcement, SeenRendezvous
 from basilica.machine import files
 from basilica.machine.processes import Watch
-from basilica.rendezvous.announcing import announce, announced, says_of
+from basilica.rendezvous.announcements import announce, announced, says_of
 from basilica.rendezvous.client import KeysClient
 from basilica.rendezvous.control import RendezvousControl
 from basilica.rendezvous.driver import Driver

@@ -30,6 +30,7 @@ from basilica.machine.state_dir import RESERVE_FILE
 from basilica.ports import Exited, InUse, LogChunk, Output, Run, StoredArchive
 from basilica.runtimes.local import cgroups
 from basilica.runtimes.local.archives import Archives
+from basilica.runtimes.local.attempt_tracker import Tracking
 from basilica.runtimes.local.attempts import Attempt, damages, shown
 from basilica.runtimes.local.background import Background
 from basilica.runtimes.local.bench import CORES, Benches
@@ -38,22 +39,21 @@ from basilica.runtimes.local.changes import Changes
 from basilica.runtimes.local.execute import Commands
 from basilica.runtimes.local.follow import follow_rank, read_rank, tail_cursor, tail_rank
 from basilica.runtimes.local.forkserver import ForkServer
+from basilica.runtimes.local.gpu_queue import GpuLine
 from basilica.runtimes.local.gpus import GpuInventory, ask_nvidia_smi
 from basilica.runtimes.local.hosts import LOOPBACK, MESH_LIMIT_S, Host, Hosts
-from basilica.runtimes.local.launching import Launching
-from basilica.runtimes.local.line import GpuLine
+from basilica.runtimes.local.launches import Launching
 from basilica.runtimes.local.ports import Ports, ports_of, remember_rendezvous
 from basilica.runtimes.local.rendezvous import LocalRendezvous
 from basilica.runtimes.local.reports import Reports
 from basilica.runtimes.local.run_as import Access, User
 from basilica.runtimes.local.run_files import finish_removing, read_results, remove_run, unended
-from basilica.runtimes.local.starting import Starting
-from basilica.runtimes.local.stopping import Stopping
+from basilica.runtimes.local.start_requests import Starting
+from basilica.runtimes.local.stops import Stopping
 from basilica.runtimes.local.table import Table
-from basilica.runtimes.local.tracking import Tracking
 from basilica.runtimes.local.unavailable import or_unavailable
-from basilica.runtimes.local.unpacking import Unpacking
 from basilica.runtimes.local.wakeups import Told, Wakeups
+from basilica.runtimes.local.workdirs import Unpacking
 
 LOG_LIMIT_BYTES = 64 << 20
 CONTROL_THREADS = 4

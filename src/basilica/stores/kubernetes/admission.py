@@ -14,7 +14,8 @@ from basilica.kube.client.api import ApiError
 from basilica.kube.manifests.userdeployment import RANKS_MAX, Json, owner_reference, path_of
 from basilica.ports import Limits
 from basilica.stores.encoding import spec_digest
-from basilica.stores.kubernetes import codec, writing
+from basilica.stores.kubernetes import codec
+from basilica.stores.kubernetes import patches as writing
 from basilica.stores.kubernetes.calls import core_path, secret_body, unavailable
 from basilica.stores.kubernetes.cluster import Cluster
 from basilica.stores.kubernetes.ledger import Ledger

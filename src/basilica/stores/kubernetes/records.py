@@ -32,7 +32,7 @@ from basilica.kube.manifests.userdeployment import (
 )
 from basilica.stores.bell import Bell
 from basilica.stores.kubernetes.codec import Folded, events_of, resolved, state_of
-from basilica.stores.kubernetes.writing import is_held
+from basilica.stores.kubernetes.patches import is_held
 from basilica.stores.rules import ending_stand_in
 
 GONE_KEPT = 10_000

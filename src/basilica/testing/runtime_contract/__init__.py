@@ -12,7 +12,7 @@ succeeds the first.
 from basilica.testing.runtime_contract.attempts import Attempts
 from basilica.testing.runtime_contract.commands import Commands
 from basilica.testing.runtime_contract.directories import Directories
-from basilica.testing.runtime_contract.telling import Telling
+from basilica.testing.runtime_contract.outputs import Telling
 from basilica.testing.runtime_contract.world import packed, reporting
 
 __all__ = ["RuntimeContract", "packed", "reporting"]

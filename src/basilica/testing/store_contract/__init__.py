@@ -6,13 +6,13 @@ class TestMyStore(StoreContract):
         yield MyStore(directory)
 """
 
-from basilica.testing.store_contract.admitting import Admitting
-from basilica.testing.store_contract.changing import Changing
+from basilica.testing.store_contract.admission import Admitting
+from basilica.testing.store_contract.changes import Changing
 from basilica.testing.store_contract.damage import Damage
-from basilica.testing.store_contract.keeping import Keeping
 from basilica.testing.store_contract.keys import KeysContract
+from basilica.testing.store_contract.persistence import Keeping
 from basilica.testing.store_contract.stories import CREATED, a_run, ended, let_others_run, run
-from basilica.testing.store_contract.waking import Waking
+from basilica.testing.store_contract.wakeups import Waking
 
 __all__ = ["CREATED", "KeysContract", "StoreContract", "a_run", "ended", "let_others_run", "run"]
 

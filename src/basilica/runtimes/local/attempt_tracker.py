@@ -19,7 +19,7 @@ from basilica.machine.processes import Watch, supervisor_of
 from basilica.runtimes.local.attempts import Attempt, OnDisk, ended_of, read_attempt, with_output, write_end
 from basilica.runtimes.local.background import Background
 from basilica.runtimes.local.changes import Changes
-from basilica.runtimes.local.line import GpuLine
+from basilica.runtimes.local.gpu_queue import GpuLine
 from basilica.runtimes.local.orphans import bury_orphan, is_tended
 from basilica.runtimes.local.records import NOBODY, Exit, Record, Running
 from basilica.runtimes.local.reports import Reports

@@ -15,15 +15,15 @@ from basilica.core.seen import Sight
 from basilica.machine.layout import Key
 from basilica.machine.pools import Pool
 from basilica.ports import Run
+from basilica.runtimes.local.attempt_tracker import Tracking
 from basilica.runtimes.local.attempts import Attempt
 from basilica.runtimes.local.background import Background
 from basilica.runtimes.local.changes import Changes
 from basilica.runtimes.local.forkserver import ForkServer
+from basilica.runtimes.local.gpu_queue import GpuLine
 from basilica.runtimes.local.gpus import runs_on_cpu
-from basilica.runtimes.local.line import GpuLine
-from basilica.runtimes.local.starting import Starting
+from basilica.runtimes.local.start_requests import Starting
 from basilica.runtimes.local.table import Table
-from basilica.runtimes.local.tracking import Tracking
 from basilica.runtimes.local.unavailable import or_unavailable
 
 log = logging.getLogger("basilica.runtime")

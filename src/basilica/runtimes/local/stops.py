@@ -19,13 +19,13 @@ from basilica.machine.layout import Key, Layout
 from basilica.machine.pools import Pool
 from basilica.machine.processes import is_stopped
 from basilica.machine.reserve import Reserve
+from basilica.runtimes.local.attempt_tracker import Tracking
 from basilica.runtimes.local.attempts import Attempt
 from basilica.runtimes.local.background import Background
-from basilica.runtimes.local.line import GpuLine
+from basilica.runtimes.local.gpu_queue import GpuLine
 from basilica.runtimes.local.orphans import kill_leftovers, terminate_strays
 from basilica.runtimes.local.records import NOBODY, Exit, bury, write_stop
 from basilica.runtimes.local.table import Table
-from basilica.runtimes.local.tracking import Tracking
 
 log = logging.getLogger("basilica.runtime")
 

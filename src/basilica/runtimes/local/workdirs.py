@@ -17,13 +17,13 @@ from basilica.machine.layout import Key, Layout
 from basilica.machine.pools import Pool
 from basilica.ports import Run
 from basilica.runtimes.local.archives import Archives, CannotUnpack
+from basilica.runtimes.local.attempt_tracker import Tracking
 from basilica.runtimes.local.attempts import Attempt
 from basilica.runtimes.local.changes import Changes
-from basilica.runtimes.local.launching import Launching, startable
+from basilica.runtimes.local.launches import Launching, startable
 from basilica.runtimes.local.records import Exit, bury
 from basilica.runtimes.local.run_as import Access
 from basilica.runtimes.local.table import Table
-from basilica.runtimes.local.tracking import Tracking
 
 log = logging.getLogger("basilica.runtime")
 

@@ -12,7 +12,7 @@ from basilica.ports import Run
 from basilica.rendezvous.exchange import NoAnswer
 from basilica.reports.series import series_of
 from basilica.runtimes.kubernetes.cluster import Cluster
-from basilica.runtimes.kubernetes.keeping import Keeping, Kept, Telling
+from basilica.runtimes.kubernetes.kept_results import Keeping, Kept, Telling
 from basilica.runtimes.kubernetes.keyspace import RunKeys
 from basilica.runtimes.kubernetes.reports import SeriesReader, parse_reports, parse_series, series_to_keep
 from basilica.runtimes.kubernetes.run_state import RunStates
