@@ -17,7 +17,7 @@ from basilica.machine.files import UnusableFile
 from basilica.machine.layout import Key
 from basilica.machine.proc import read_file
 from basilica.ports import Run
-from basilica.runtimes.local import stops as stopping
+from basilica.runtimes.local import stops
 from basilica.runtimes.local.logs import read_tail
 from basilica.runtimes.local.task import StartReply, StartRequest
 from basilica.runtimes.local.wakeups import Told
@@ -167,7 +167,7 @@ async def test_a_record_that_is_replaced_while_the_rank_runs_keeps_nobody_from_s
     machine: Machine, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also after a crash: then all that is known of the rank are its processes."""
-    monkeypatch.setattr(stopping, "OVERDUE_S", 0.1)
+    monkeypatch.setattr(stops, "OVERDUE_S", 0.1)
     run = machine.run(sh("echo up; exec sleep 1000"))
     async with machine.control_plane():
         await machine.launch(run)
@@ -287,7 +287,7 @@ async def test_a_stopped_supervisor_does_not_keep_its_rank_from_ending(machine: 
 async def test_a_supervisor_that_is_stopped_again_and_again_is_killed_and_the_end_recorded(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stopping, "OVERDUE_S", 0.2)
+    monkeypatch.setattr(stops, "OVERDUE_S", 0.2)
     real = signal.pidfd_send_signal
 
     def without_continue(fd: int, number: int) -> None:

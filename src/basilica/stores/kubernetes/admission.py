@@ -15,7 +15,7 @@ from basilica.kube.manifests.userdeployment import RANKS_MAX, Json, owner_refere
 from basilica.ports import Limits
 from basilica.stores.encoding import spec_digest
 from basilica.stores.kubernetes import codec
-from basilica.stores.kubernetes import patches as writing
+from basilica.stores.kubernetes import patches
 from basilica.stores.kubernetes.calls import core_path, secret_body, unavailable
 from basilica.stores.kubernetes.cluster import Cluster
 from basilica.stores.kubernetes.ledger import Ledger
@@ -39,11 +39,11 @@ class Admission:
         self, deployment: Deployment, events: Sequence[Event], idempotency_key: str | None, limits: Limits
     ) -> tuple[Record, bool]:
         """The new run and True, or the one that the same request has made before and False."""
-        new = writing.New(
+        new = patches.New(
             deployment=deployment,
             digest=_digest(deployment.spec),
             key=None if idempotency_key is None else hashlib.sha256(idempotency_key.encode()).hexdigest(),
-            secret=writing.secret_name(deployment.instance) if deployment.spec.secrets else None,
+            secret=patches.secret_name(deployment.instance) if deployment.spec.secrets else None,
         )
         if len(new.spec_text) > codec.SPEC_BYTES:
             problem = f"does not fit into a Kubernetes object: {codec.SPEC_BYTES >> 10} KiB at most"
@@ -117,7 +117,7 @@ class Admission:
             obj = await self._cluster.api.get(path_of(namespace, instance))
         except ApiError:
             raise failure from None
-        if not writing.contains(obj["metadata"], {"annotations": body["metadata"]["annotations"]}):
+        if not patches.contains(obj["metadata"], {"annotations": body["metadata"]["annotations"]}):
             raise Conflict(f"the instance name {instance!r} has been given already") from failure
         return obj
 

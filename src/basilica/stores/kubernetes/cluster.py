@@ -15,7 +15,7 @@ from basilica.kube.client.api import ApiError, KubeApi
 from basilica.kube.client.informer import Informer
 from basilica.kube.manifests.userdeployment import EVERYWHERE, NAME_LABEL, Json, path_of
 from basilica.stores.kubernetes import codec
-from basilica.stores.kubernetes import patches as writing
+from basilica.stores.kubernetes import patches
 from basilica.stores.kubernetes.calls import is_gone, read_secret, unavailable
 from basilica.stores.kubernetes.mirror import EventMirror
 from basilica.stores.kubernetes.records import Record, Records, friendly_name_of
@@ -176,7 +176,7 @@ class Cluster:
             fresh = await self.refresh(record)
             if fresh is None:
                 raise DeploymentNotFound(record.instance) from error
-            if error.transient and writing.contains(fresh.obj, body):
+            if error.transient and patches.contains(fresh.obj, body):
                 return fresh.obj  # the answer was lost, the write was not
             if fresh.version == record.version:
                 raise unavailable(error) from error

@@ -23,7 +23,7 @@ from basilica.kube.client.api import ApiError, KubeApi
 from basilica.kube.manifests.userdeployment import REQUESTED, Json, body_of, path_of, secret_of
 from basilica.ports import NO_LIMITS, Limits, UsageRow
 from basilica.stores.kubernetes import codec
-from basilica.stores.kubernetes import patches as writing
+from basilica.stores.kubernetes import patches
 from basilica.stores.kubernetes.admission import Admission
 from basilica.stores.kubernetes.calls import core_path, is_gone, unavailable
 from basilica.stores.kubernetes.cluster import Cluster
@@ -190,7 +190,7 @@ class KubernetesStore:
         if spec.wanted is Wanted.DELETE and not record.deleting:
             return await self._mark_deleted(record, spec)
         body: Json = {"metadata": {"resourceVersion": str(record.version)}}
-        body["spec"] = writing.difference(body_of(before.spec), body_of(spec))
+        body["spec"] = patches.difference(body_of(before.spec), body_of(spec))
         if events:
             requested = codec.fold(record.requested, events, now)
             text = codec.events_text(requested, codec.REQUESTED_KEPT, codec.REQUESTED_BYTES)
@@ -233,8 +233,8 @@ class KubernetesStore:
                 raise StaleVersion(f"{before.instance} has changed since version {before.version}")
             if status == before.status and not events:
                 return before
-            if not writing.is_held(record.obj) and not record.deleting:
-                record = self._cluster.wrote(await self._cluster.patch(record, writing.held(record.obj)))
+            if not patches.is_held(record.obj) and not record.deleting:
+                record = self._cluster.wrote(await self._cluster.patch(record, patches.held(record.obj)))
             observed = codec.fold(record.observed, events, now)
             body = {
                 "metadata": {"resourceVersion": str(record.version)},
@@ -288,10 +288,10 @@ class KubernetesStore:
         path, obj = path_of(record.namespace, record.name), record.obj
         try:
             for _ in range(TRIES):
-                if not writing.is_held(obj):
+                if not patches.is_held(obj):
                     break
                 try:
-                    obj = await self._api.merge_patch(path, writing.released(obj))
+                    obj = await self._api.merge_patch(path, patches.released(obj))
                 except ApiError as error:
                     if error.status != 409 and not error.transient:
                         raise
@@ -299,7 +299,7 @@ class KubernetesStore:
             if "deletionTimestamp" not in obj["metadata"]:
                 await self._api.delete(path, uid=record.uid)
             secret = secret_of(obj)
-            if secret is not None and secret == writing.secret_name(record.instance):
+            if secret is not None and secret == patches.secret_name(record.instance):
                 await self._api.delete(core_path(record.namespace, "secrets", secret))
         except ApiError as error:
             if not (is_gone(error, record.name) or error.status == 409):  # 409: another object of that name by now
