@@ -81,11 +81,15 @@ def test_every_row_is_in_the_definition_of_the_resource() -> None:
 
 def test_every_row_is_in_the_document_of_the_api_and_explained_in_the_reference() -> None:
     page = (REFERENCE / "rest.md").read_text()
+    document = CreateDeployment.model_json_schema()
     for option in TABLE:
         row = next(line for line in page.splitlines() if line.startswith(f"| `{option.path}` |"))
         assert row.endswith(f"| {option.about} |")
-    told = CreateDeployment.model_json_schema()["properties"]
-    assert {option.path.partition(".")[0] for option in TABLE} <= set(told)
+        told = document
+        for part in option.path.split("."):
+            reference = re.search(r"#/[$]defs/(\w+)", json.dumps(told)) if "properties" not in told else None
+            told = (document["$defs"][reference[1]] if reference else told)["properties"][part]
+        assert told["description"] == option.about
 
 
 def test_every_keyword_of_the_sdk_is_in_the_reference() -> None:

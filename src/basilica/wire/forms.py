@@ -5,7 +5,6 @@ A form looks at the kind of a value and no more: what a value may be is the core
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from basilica.core.errors import ValidationError
@@ -140,7 +139,6 @@ BYTES = Quantity(parse_memory, format_memory)
 Form = Text | Texts | Variables | Flag | Whole | Number | Choice | Quantity
 
 
-@cache
 def form_of(hint: Any) -> Form:
     """The form of what the core keeps as this type, limits and all."""
     members = [part for part in get_args(hint) if part is not type(None)]

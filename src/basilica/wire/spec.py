@@ -163,14 +163,14 @@ def to_body(spec: DeploymentSpec, table: Sequence[Option] = TABLE) -> Json:
     body: Json = {}
     for option in table:
         head, _, rest = option.attribute.partition(".")
-        value = joint[head].get(rest) if head in joint else attrgetter(option.attribute)(spec)
+        value = joint[head].get(rest) if head in joint else _getter(option.attribute)(spec)
         if value is not None:
             put(body, option.path, form(option, type(spec)).write(value))
     return body
 
 
 def from_body(
-    body: Mapping[str, Any],
+    body: Json,
     table: Sequence[Option] = TABLE,
     spec: type[DeploymentSpec] = DeploymentSpec,
     **beside: Any,
@@ -206,7 +206,7 @@ def _made(kind: type, given: Json, joints: Mapping[str, Joint], beside: Json) ->
 
 
 def put(body: Json, path: str, value: Any) -> None:
-    *parents, last = path.split(".")
+    *parents, last = _split(path)
     for parent in parents:
         body = body.setdefault(parent, {})
     body[last] = value
@@ -214,15 +214,17 @@ def put(body: Json, path: str, value: Any) -> None:
 
 def _at(body: Any, path: str) -> Any:
     """What stands there; None where nothing does."""
-    passed: list[str] = []
-    for part in path.split("."):
+    for depth, part in enumerate(_split(path)):
         if body is None:
             return None
-        if not isinstance(body, Mapping):
-            raise ValidationError(".".join(passed) or "body", type(body).__name__, "must be an object")
-        passed.append(part)
+        if not isinstance(body, dict):
+            raise ValidationError(".".join(_split(path)[:depth]) or "body", type(body).__name__, "must be an object")
         body = body.get(part)
     return body
+
+
+_split = cache(lambda path: tuple(path.split(".")))  # a body is read and written for every change of a run
+_getter = cache(attrgetter)
 
 
 # ---- what follows from the core's types ------------------------------------------------------------------------------
@@ -230,7 +232,7 @@ def _at(body: Any, path: str) -> Any:
 
 def form(option: Option, spec: type = DeploymentSpec) -> Form:
     """What its value looks like in a body."""
-    return option.form or form_of(_attribute(spec, option.attribute)[0])
+    return option.form or _form(spec, option.attribute)
 
 
 def default(option: Option, spec: type = DeploymentSpec) -> Any:
@@ -238,6 +240,11 @@ def default(option: Option, spec: type = DeploymentSpec) -> Any:
     if option.attribute.partition(".")[0] in JOINTS:
         return option.default
     return _attribute(spec, option.attribute)[1]
+
+
+@cache
+def _form(owner: type, attribute: str) -> Form:
+    return form_of(_attribute(owner, attribute)[0])
 
 
 @cache
