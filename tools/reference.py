@@ -79,7 +79,7 @@ def _parameter(parameter: dict[str, Any]) -> str:
 def _body(document: dict[str, Any], body: dict[str, Any]) -> list[str]:
     if "application/json" not in body["content"]:
         return [f"Body: `{', '.join(body['content'])}`"]
-    lines = ["Body:", "", "| field | type | default |", "|---|---|---|"]
+    lines = ["Body:", "", "| field | type | default | meaning |", "|---|---|---|---|"]
     schema = body["content"]["application/json"]["schema"]
     return lines + _fields(document, schema["$ref"], "")
 
@@ -93,7 +93,7 @@ def _fields(document: dict[str, Any], reference: str, prefix: str) -> list[str]:
             rows += _fields(document, nested, f"{prefix}{name}.")
         else:
             required = "required" if name in schema.get("required", ()) else json.dumps(field.get("default"))
-            rows.append(f"| `{prefix}{name}` | {_type(field)} | {required} |")
+            rows.append(f"| `{prefix}{name}` | {_type(field)} | {required} | {field.get('description', '')} |")
     return rows
 
 

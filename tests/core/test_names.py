@@ -25,7 +25,7 @@ def test_good_names(name: str) -> None:
 def test_a_bad_name_is_refused_with_a_better_one(name: str, hint: str) -> None:
     with pytest.raises(ValidationError) as caught:
         check_name(name)
-    assert caught.value.field == "instanceName"
+    assert caught.value.field == "name"
     assert f"try '{hint}'" in str(caught.value)
     assert repr(name) in str(caught.value)
     assert check_name(hint) == hint

@@ -12,13 +12,13 @@ import pytest
 import yaml
 
 from basilica.core.quantities import format_cpu, format_memory, parse_cpu, parse_memory
-from basilica.core.spec import BenchOnStart, DeploymentSpec, Exec, Gpus, ProviderFilter, Resources, Shell, Wanted
-from basilica.core.world import WorldSize
+from basilica.core.spec import Exec, Shell
 from basilica.kube.manifests.control_plane import manifests
 from basilica.kube.manifests.crd import definition
 from basilica.kube.manifests.userdeployment import body_of, spec_of
 from basilica.kube.manifests.yaml import to_yaml
 from basilica_testkube import KubeServer
+from tests.support.specs import WHOLE
 
 ROOT = Path(__file__).parents[2]
 IMAGE = "example.com/basilica:1"
@@ -155,43 +155,6 @@ def test_a_namespace_that_is_none_is_refused() -> None:
 
 
 # ---- the resource and the core ---------------------------------------------------------------------------------------
-
-WHOLE = DeploymentSpec(
-    name="train",
-    program=Exec(("python", "-c", "print('ü')", "")),
-    world=WorldSize(1, 2, 3),
-    wanted=Wanted.CANCEL,
-    generation=1,
-    gang=2,
-    image="trainer:1",
-    port=1234,
-    resources=Resources(cpu=0.333, memory_bytes=(1 << 40) + 1, gpus=Gpus(2, ("H100",), 80)),
-    env={"A": "1", "B": ""},
-    secrets={"TOKEN": "s3cret"},
-    nccl_env={"NCCL_DEBUG": "INFO"},
-    workdir="inside",
-    archive="ab" * 32,
-    rendezvous_backend="c10d",
-    rendezvous_port=29400,
-    provider_filter=ProviderFilter(("cyan",), ("opal",)),
-    topology_spread="region-aware",
-    bench=BenchOnStart("strict"),
-    resize="restart",
-    on_stall="restart",
-    max_restarts=3,
-    grace_seconds=0.5,
-    ttl_seconds=99.5,
-    deadline_seconds=0.1,
-    start_deadline_seconds=7.0,
-)
-
-
-def test_every_field_of_a_spec_has_a_place_in_the_resource() -> None:
-    plain = DeploymentSpec(name="x", program=Shell("x"), world=WorldSize(1, 1, 1))
-    same = {"name", "generation", "archive"}
-    for field in dataclasses.fields(DeploymentSpec):
-        if field.name not in same:
-            assert getattr(WHOLE, field.name) != getattr(plain, field.name), f"{field.name} is not tried here"
 
 
 @pytest.mark.parametrize("program", [WHOLE.program, Shell("echo $1", ("a b", ""))])

@@ -4,6 +4,7 @@ import os
 import secrets as entropy
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -121,10 +122,11 @@ class BasilicaClient:
     # ---- deploying ---------------------------------------------------------------------------------------------------
 
     def _deploy(self, options: Deploy) -> Flow[DistributedTraining]:
-        digest = None
+        name, program = options.name or readable_name(), self._program(options)
+        request = to_wire(name, options, program)  # what is wrong is told before anything is sent
         if options.workdir is not None and not self.is_embedded:
             digest = yield from _upload(pack(Path(options.workdir), options.on_upload))
-        request = to_wire(options.name or readable_name(), options, self._program(options, digest))
+            request = to_wire(name, options, replace(program, archive=digest))
         run = yield from flows.create(request, entropy.token_hex(16))
         training = DistributedTraining(self, run.name, delete_on_exit=options.delete_on_exit, _run=run)
         if not options.wait:
@@ -140,24 +142,17 @@ class BasilicaClient:
             raise
         return training
 
-    def _program(self, options: Deploy, digest: str | None) -> Program:
+    def _program(self, options: Deploy) -> Program:
         """The ranks of an embedded server run where the caller is, with the programs and packages that it finds."""
-        env, workdir = dict(options.env), None
+        env, workdir = dict(options.run.get("env", {})), None
+        resize = options.run.get("resize")
         if self.is_embedded:
             env = {name: os.environ[name] for name in CALLER_ENVIRONMENT if name in os.environ} | env
             workdir = str(Path(options.workdir or ".").absolute())
         if options.command is not None and not options.pip_packages:
-            return Program(
-                command=options.command, resize=options.resize or "join", env=env, workdir=workdir, archive=digest
-            )
+            return Program(command=options.command, resize=resize or "join", env=env, workdir=workdir)
         shipped = self._shipped(options)
-        return Program(
-            command=shipped.argv,
-            resize=options.resize or shipped.resize,
-            env=env | shipped.env,
-            workdir=workdir,
-            archive=digest,
-        )
+        return Program(command=shipped.argv, resize=resize or shipped.resize, env=env | shipped.env, workdir=workdir)
 
     def _shipped(self, options: Deploy) -> Shipped:
         python = sys.executable if self.is_embedded else "python3"
@@ -173,7 +168,7 @@ class BasilicaClient:
             kwargs=options.source_kwargs,
             python=python,
             launcher=options.launcher,
-            rendezvous_backend=options.rendezvous_backend,
+            rendezvous_backend=options.run.get("rendezvous_backend", "etcd-v2"),
             pip_packages=options.pip_packages,
             remote=not self.is_embedded,
             workdir=None if options.workdir is None else Path(options.workdir),

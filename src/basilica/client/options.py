@@ -1,16 +1,18 @@
 """The options of `deploy_distributed`: their names and types for whoever calls it, and their defaults."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Required, TypedDict
 
 from basilica.core.errors import ValidationError
 from basilica.core.spec import ProviderFilter
 from basilica.core.world import WorldSize
+from basilica.wire.spec import TABLE, Option, keywords
 
 DEPLOY_SECONDS = 600.0
 BENCH_SECONDS = 1500.0
+GPU_COUNT = 1  # of each rank, where none is asked for: what comes here is mostly written for GPUs
 Source = Callable[..., Any] | str | Path
 WaitForBench = Literal["never", "best_effort", "required"]
 
@@ -65,9 +67,9 @@ class DeployOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deploy:
-    """`DeployOptions` with its defaults, checked."""
+    """One call: `run` has the keywords that are options of the run itself, and the rest is the SDK's own."""
 
-    world_size: WorldSize
+    run: Mapping[str, Any] = field(repr=False)  # among them secrets
     name: str | None = None
     source: Source | None = None
     command: Sequence[str] | str | None = None
@@ -75,30 +77,7 @@ class Deploy:
     source_kwargs: Mapping[str, Any] = field(default_factory=dict)
     launcher: str | None = None
     pip_packages: Sequence[str] = ()
-    args: Sequence[str] = ()
-    image: str = ""
-    port: int = 18789
-    gpu_count: int = 1
-    gpu_models: Sequence[str] = ()
-    min_gpu_memory_gb: int | None = None
-    cpu: str | float | None = None
-    memory: str | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
-    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
-    nccl_env: Mapping[str, str] = field(default_factory=dict)
-    provider_filter: ProviderFilter | None = None
-    topology_spread: str = "pack"
-    bench: bool | str = False
-    bench_placement: str = "preferred"
-    rendezvous_backend: str = "etcd-v2"
     workdir: str | Path | None = None
-    resize: Literal["join", "restart"] | None = None
-    on_stall: Literal["show", "restart"] = "show"
-    max_restarts: int = 0
-    grace_seconds: float = 10.0
-    ttl_seconds: float | None = None
-    deadline_seconds: float | None = None
-    start_deadline_seconds: float | None = None
     timeout: float = DEPLOY_SECONDS
     wait_for_bench: WaitForBench = "never"
     bench_timeout: float = BENCH_SECONDS
@@ -108,18 +87,22 @@ class Deploy:
     on_upload: Callable[[int, int], None] | None = None
 
     def __post_init__(self) -> None:
-        if self.on_stall not in ("show", "restart"):
-            raise ValidationError("on_stall", self.on_stall, "must be 'show' or 'restart'")
         if (self.source is None) == (self.command is None):
             raise ValidationError("source", self.source, "give either `source` or `command`: what the ranks shall run")
         if self.wait_for_bench not in ("never", "best_effort", "required"):
             raise ValidationError("wait_for_bench", self.wait_for_bench, "must be never, best_effort or required")
 
 
-def parse_options(name: str | None, options: Mapping[str, Any]) -> Deploy:
+OWN = frozenset(own.name for own in fields(Deploy)) - {"run"}
+
+
+def parse_options(name: str | None, options: Mapping[str, Any], table: Sequence[Option] = TABLE) -> Deploy:
     if "world_size" not in options:
         raise ValidationError("world_size", None, "is needed: basilica.WorldSize(min, target, max)")
+    of_run = keywords(table) - OWN
+    run = {keyword: value for keyword, value in options.items() if keyword in of_run and value is not None}
+    own = {keyword: value for keyword, value in options.items() if keyword not in of_run}
     try:
-        return Deploy(name=name, **options)
+        return Deploy(run={"gpu_count": GPU_COUNT} | run, name=name, **own)
     except TypeError as error:
         raise TypeError(str(error).replace("Deploy.__init__()", "deploy_distributed()")) from None

@@ -1,6 +1,7 @@
 """From an answer to an exception: by the server's error code, else by the status."""
 
 import json
+import re
 from typing import Any
 
 from basilica.client.effects import Answer
@@ -21,6 +22,7 @@ from basilica.core.errors import (
     WorldClosed,
     WorldSizeOutOfBounds,
 )
+from basilica.wire.spec import python_name
 
 TRANSIENT = (429, 502, 503, 504)
 
@@ -50,7 +52,7 @@ def error_of(answer: Answer, name: str = "") -> BasilicaError:
 def _by_status(answer: Answer, name: str, message: str, details: dict[str, Any]) -> BasilicaError:
     match answer.status:
         case 400 | 413 | 422:
-            return ValidationError(details.get("field", "request"), details.get("value"), message)
+            return _invalid(str(details.get("field", "request")), message)
         case 401:
             return AuthenticationError(message)
         case 403:
@@ -63,6 +65,23 @@ def _by_status(answer: Answer, name: str, message: str, details: dict[str, Any])
             return RateLimitError(retry_after(answer) or 1.0)
         case status:
             return ServerError(status, message)
+
+
+class Shown(str):
+    """A value as the server showed it, which is not to be quoted again."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _invalid(field: str, message: str) -> ValidationError:
+    """With the field's name in the SDK. Our server's text is taken apart: the exception puts it together again."""
+    told = re.fullmatch(rf"{re.escape(field)}: (?P<problem>.*) \(got (?P<value>.*)\)", message, re.DOTALL)
+    if told is None:
+        return ValidationError(python_name(field), None, message)
+    return ValidationError(python_name(field), Shown(told["value"]), told["problem"])
 
 
 def _has(details: dict[str, Any], *names: str) -> bool:

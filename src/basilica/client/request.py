@@ -1,13 +1,13 @@
 """A create request, from the words of the SDK to the wire. Pure: the caller has read environment and files."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from basilica.client.options import Deploy
 from basilica.core.errors import ValidationError
-from basilica.core.names import check_name
-from basilica.core.spec import ProviderFilter
+from basilica.core.spec import DeploymentSpec
+from basilica.wire.spec import TABLE, Option, from_body, put, python_name, renamed, to_body
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,62 +21,56 @@ class Program:
     archive: str | None = None
 
 
-def to_wire(name: str, request: Deploy, program: Program) -> dict[str, Any]:
-    check_name(name, "name")
-    size = request.world_size
-    filter_ = request.provider_filter or ProviderFilter()
-    gpus: dict[str, Any] = {"count": request.gpu_count, "model": list(request.gpu_models)}
-    if request.min_gpu_memory_gb is not None:
-        gpus["minGpuMemoryGb"] = request.min_gpu_memory_gb
-    resources: dict[str, Any] = {"gpus": gpus}
-    if request.cpu is not None:
-        resources["cpu"] = str(request.cpu)
-    if request.memory is not None:
-        resources["memory"] = request.memory
-    distributed: dict[str, Any] = {
-        "enabled": True,
-        "worldSize": {"min": size.min, "target": size.target, "max": size.max},
-        "rendezvous": {"backend": request.rendezvous_backend},
-        "providerFilter": {"include": list(filter_.include), "exclude": list(filter_.exclude)},
-        "topologySpread": {"strategy": request.topology_spread},
-        "nccl": {"env": dict(request.nccl_env)},
-        "bench": _bench(request.bench, request.bench_placement),
+def to_wire(
+    name: str,
+    request: Deploy,
+    program: Program,
+    table: Sequence[Option] = TABLE,
+    spec: type[DeploymentSpec] = DeploymentSpec,
+) -> dict[str, Any]:
+    """The body of a request that would be accepted; `ValidationError` names the keyword that is wrong."""
+    known = _known(name, request, program)
+    given: dict[str, Any] = {}
+    for option in table:
+        value = known[option.attribute] if option.attribute in known else _told(request.run, option.name)
+        if value is not None:
+            put(given, option.path, _plain(value))
+    try:
+        wanted = from_body(given, table, spec)
+    except ValidationError as error:
+        raise renamed(error, lambda path: python_name(path, table)) from None
+    body = to_body(wanted, table)
+    body["distributed"]["enabled"] = True
+    return body | {"replicas": wanted.world.target}
+
+
+def _known(name: str, request: Deploy, program: Program) -> dict[str, Any]:
+    """Attributes of the run that are not taken from the keywords as they stand."""
+    script = program.command if isinstance(program.command, str) else None
+    bench = request.run.get("bench")
+    return {
+        "name": name,
+        "program.script": script,
+        "program.argv": None if script is not None else [str(part) for part in program.command],
+        "program.args": [str(part) for part in request.run.get("args", ())],
+        "env": program.env,
+        "workdir": program.workdir,
+        "archive": program.archive,
+        "bench.mode": ("on-start" if bench else "off") if isinstance(bench, bool) else bench,
         "resize": program.resize,
-        "maxRestarts": request.max_restarts,
-        "graceSeconds": request.grace_seconds,
     }
-    optional = {
-        "deadlineSeconds": request.deadline_seconds,
-        "startDeadlineSeconds": request.start_deadline_seconds,
-    }
-    distributed |= {name: value for name, value in optional.items() if value is not None}
-    if request.on_stall != "show":
-        distributed["onStall"] = request.on_stall
-    body: dict[str, Any] = {
-        "instanceName": name,
-        "image": request.image,
-        "replicas": size.target,
-        "port": request.port,
-        "args": [str(part) for part in request.args],
-        "env": dict(program.env),
-        "secrets": dict(request.secrets),
-        "resources": resources,
-        "distributed": distributed,
-    }
-    if isinstance(program.command, str):
-        distributed["command"] = program.command
-    else:
-        body["command"] = [str(part) for part in program.command]
-    more = {"ttlSeconds": request.ttl_seconds, "workdir": program.workdir, "workdirArchive": program.archive}
-    return body | {name: value for name, value in more.items() if value is not None}
 
 
-def _bench(bench: bool | str, placement: str) -> dict[str, str]:
-    """True, False, "on-start" or "off". With the bench off its placement is ignored, whatever it says."""
-    if bench is False or bench == "off":
-        return {"mode": "off"}
-    if bench is not True and bench != "on-start":
-        raise ValidationError("bench", bench, "must be True, False, 'on-start' or 'off'")
-    if placement not in ("preferred", "strict"):
-        raise ValidationError("bench_placement", placement, "must be 'preferred' or 'strict'")
-    return {"mode": "on-start", **({"placement": "strict"} if placement == "strict" else {})}
+def _told(keywords: Mapping[str, Any], name: str) -> Any:
+    first, *rest = name.split(".")
+    value = keywords.get(first)
+    for part in rest if value is not None else ():
+        if not hasattr(value, part):
+            raise ValidationError(first, type(value).__name__, f"has no `{part}`")
+        value = getattr(value, part)
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: any collection of the caller's is a list."""
+    return list(value) if isinstance(value, Iterable) and not isinstance(value, str | Mapping) else value

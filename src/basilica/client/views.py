@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from basilica.core.seen import BenchPoint
 from basilica.core.waits import Snapshot
 from basilica.core.world import WorldStatus, last_line
+from basilica.wire.views import moment, read, told_as
 
 _TERMINAL = ("succeeded", "failed", "cancelled")
 
@@ -30,7 +31,7 @@ class Stalled:
     """
 
     since: datetime | None
-    usual_step_seconds: float
+    usual_step_seconds: float = field(metadata=told_as(unless_told=0.0))
     where: str = ""
     stack: str = ""
 
@@ -52,7 +53,7 @@ class Series:
     """One number of one rank over time. `worker` tells its processes apart, where a launcher started several."""
 
     rank: int
-    worker: int
+    worker: int = field(metadata=told_as(unless_told=0))
     metric: str
     points: tuple[SeriesPoint, ...]
 
@@ -62,10 +63,10 @@ class RankStatus:
     """One rank as last observed."""
 
     rank: int
-    pod_name: str
-    phase: str
-    restarts: int
-    node: str | None = None
+    pod_name: str = field(metadata=told_as(unless_told=""))
+    phase: str = field(metadata=told_as(unless_told="Unknown"))
+    restarts: int = field(metadata=told_as(unless_told=0))
+    node: str | None = field(default=None, metadata=told_as("nodeName"))
     provider: str | None = None
     region: str | None = None
     state: str = ""
@@ -80,7 +81,7 @@ class RankExit:
 
     rank: int
     exit_code: int
-    termination_reason: str
+    termination_reason: str = field(metadata=told_as(unless_told="Unknown"))
     restart_count: int = 0
     _: KW_ONLY
     signal: str | None = None
@@ -118,9 +119,9 @@ class BenchResult:
     `nccl`, `gloo`, or `tcp`, which moves the bytes of an all-reduce and adds nothing up.
     """
 
-    measured_at: datetime
-    probe_node_a: str
-    probe_node_b: str
+    measured_at: datetime = field(metadata=told_as(unless_told=datetime.fromtimestamp(0, UTC)))
+    probe_node_a: str = field(metadata=told_as(unless_told=""))
+    probe_node_b: str = field(metadata=told_as(unless_told=""))
     busbw_gbps_p10: float | None = None
     busbw_gbps_p50: float | None = None
     busbw_gbps_p90: float | None = None
@@ -135,7 +136,7 @@ class BenchResult:
 class BenchStatus:
     """The probe's own lifecycle: Pending, Running, and then Succeeded, Failed, TimedOut or Skipped."""
 
-    phase: str
+    phase: str = field(metadata=told_as(unless_told="Pending"))
     message: str = ""
     started_at: datetime | None = None
     completed_at: datetime | None = None
@@ -145,12 +146,12 @@ class BenchStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    kind: str
-    reason: str
-    message: str
-    count: int
-    first_at: datetime | None
-    last_at: datetime | None
+    kind: str = field(metadata=told_as("type", unless_told="Normal"))
+    reason: str = field(metadata=told_as(unless_told=""))
+    message: str = field(metadata=told_as(unless_told=""))
+    count: int = field(metadata=told_as(unless_told=1))
+    first_at: datetime | None = field(metadata=told_as("first_timestamp"))
+    last_at: datetime | None = field(metadata=told_as("last_timestamp"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,8 +223,8 @@ def parse_run(body: Mapping[str, Any]) -> RunView:
         blocked_on=gang.get("blockedOn", ""),
         created_at=moment(body.get("createdAt")),
         ranks=tuple(_rank(r) for r in gang.get("ranks") or ()),
-        exits=tuple(_exit(e) for e in gang.get("rankExits") or ()),
-        culprit=None if gang.get("culprit") is None else _culprit(gang["culprit"]),
+        exits=tuple(read(RankExit, e) for e in gang.get("rankExits") or ()),
+        culprit=None if gang.get("culprit") is None else read(Culprit, gang["culprit"]),
         bench=_bench(gang.get("bench")),
         raw=body,
     )
@@ -245,39 +246,15 @@ def parse_summary(body: Mapping[str, Any]) -> RunView:
 
 
 def parse_world(body: Mapping[str, Any]) -> WorldStatus:
-    return WorldStatus(
-        _count(body, "ready"),
-        _count(body, "target"),
-        _count(body, "min"),
-        _count(body, "max"),
-        bool(body.get("belowMinimum", False)),
-    )
+    return read(WorldStatus, body, ready=0, target=0, min=0, max=0, below_minimum=False)
 
 
 def parse_event(body: Mapping[str, Any]) -> Event:
-    return Event(
-        kind=body.get("type", "Normal"),
-        reason=body.get("reason", ""),
-        message=body.get("message", ""),
-        count=body.get("count") or 1,
-        first_at=moment(body.get("first_timestamp")),
-        last_at=moment(body.get("last_timestamp")),
-    )
+    return read(Event, body)
 
 
 def parse_series(body: Mapping[str, Any]) -> Series:
-    points = [
-        SeriesPoint(
-            at=moment(point.get("at")),
-            value=float(point["value"]),
-            min=float(point["min"]),
-            max=float(point["max"]),
-            step=point.get("step"),
-            count=point.get("count", 1),
-        )
-        for point in body["points"]
-    ]
-    return Series(rank=body["rank"], worker=body.get("worker", 0), metric=body["metric"], points=tuple(points))
+    return read(Series, body)
 
 
 def _name(body: Mapping[str, Any]) -> str:
@@ -294,111 +271,9 @@ def _count(body: Mapping[str, Any], key: str, default: int | None = 0) -> int:
     return value
 
 
-def moment(text: str | None) -> datetime | None:
-    """RFC 3339; another server's free text is no time."""
-    try:
-        return None if not text else datetime.fromisoformat(text)
-    except ValueError:
-        return None
-
-
 def _rank(body: Mapping[str, Any]) -> RankStatus:
-    return RankStatus(
-        rank=_count(body, "rank", None),
-        pod_name=body.get("podName", ""),
-        phase=body.get("phase", "Unknown"),
-        restarts=_count(body, "restarts"),
-        node=body.get("nodeName"),
-        provider=body.get("provider"),
-        region=body.get("region"),
-        state=body.get("state") or str(body.get("phase", "")).lower(),
-        note=body.get("note", ""),
-        report=None if body.get("report") is None else _report(body["report"]),
-        stalled=None if body.get("stalled") is None else _stalled(body["stalled"]),
-    )
-
-
-def _report(body: Mapping[str, Any]) -> RankReport:
-    return RankReport(
-        at=moment(body.get("at")),
-        step=body.get("step"),
-        step_seconds=body.get("stepSeconds"),
-        values={name: float(value) for name, value in (body.get("values") or {}).items()},
-    )
-
-
-def _stalled(body: Mapping[str, Any]) -> Stalled:
-    return Stalled(
-        since=moment(body.get("since")),
-        usual_step_seconds=body.get("usualStepSeconds", 0.0),
-        where=body.get("where", ""),
-        stack=body.get("stack", ""),
-    )
-
-
-def _exit(body: Mapping[str, Any]) -> RankExit:
-    return RankExit(
-        rank=_count(body, "rank", None),
-        exit_code=_count(body, "exitCode", None),
-        termination_reason=body.get("terminationReason") or "Unknown",
-        restart_count=_count(body, "restartCount"),
-        signal=body.get("signal"),
-        started_at=moment(body.get("startedAt")),
-        finished_at=moment(body.get("finishedAt")),
-        node=body.get("node"),
-        role=body.get("role"),
-        log_tail=tuple(body.get("logTail") or ()),
-        traceback=body.get("traceback") or "",
-    )
-
-
-def _culprit(body: Mapping[str, Any]) -> Culprit:
-    return Culprit(
-        rank=body["rank"],
-        exit_code=body["exitCode"],
-        termination_reason=body["terminationReason"],
-        evidence=body["evidence"],
-        confidence=body["confidence"],
-        log_tail=tuple(body.get("logTail") or ()),
-        traceback=body.get("traceback") or "",
-    )
+    return read(RankStatus, body, state=str(body.get("phase") or "").lower())
 
 
 def _bench(body: Mapping[str, Any] | None) -> BenchStatus | None:
-    if body is None or body.get("mode") == "off":
-        return None
-    result = body.get("result")
-    return BenchStatus(
-        phase=body.get("phase") or "Pending",
-        message=body.get("message") or "",
-        started_at=moment(body.get("startedAt")),
-        completed_at=moment(body.get("completedAt")),
-        on_worker_nodes=body.get("onWorkerNodes", True),
-        result=None if result is None else _bench_result(result),
-    )
-
-
-def _bench_result(body: Mapping[str, Any]) -> BenchResult:
-    measured = moment(body.get("measuredAt"))
-    return BenchResult(
-        measured_at=measured or datetime.fromtimestamp(0).astimezone(),
-        probe_node_a=body.get("probeNodeA", ""),
-        probe_node_b=body.get("probeNodeB", ""),
-        busbw_gbps_p10=body.get("busbwGbpsP10"),
-        busbw_gbps_p50=body.get("busbwGbpsP50"),
-        busbw_gbps_p90=body.get("busbwGbpsP90"),
-        algbw_gbps_p50=body.get("algbwGbpsP50"),
-        latency_us_at_1mib=body.get("latencyUsAt1mib"),
-        size_bytes_swept=tuple(body.get("sizeBytesSwept") or ()),
-        method=body.get("method"),
-        sweep=tuple(
-            BenchPoint(
-                size_bytes=point["sizeBytes"],
-                algbw_gbps=point["algbwGbps"],
-                busbw_gbps=point["busbwGbps"],
-                latency_us=point["latencyUs"],
-                repeats=point.get("repeats", 0),
-            )
-            for point in body.get("sweep") or ()
-        ),
-    )
+    return None if body is None or body.get("mode") == "off" else read(BenchStatus, body)

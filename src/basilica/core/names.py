@@ -5,11 +5,12 @@ import re
 from basilica.core.errors import ValidationError
 
 NAME_MAX = 48
+NAME_PATTERN = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"  # as schemas tell it; `check_name` gives a hint too
 _NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
 _USER = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,46}[a-z0-9])?")
 
 
-def check_name(name: str, field: str = "instanceName") -> str:
+def check_name(name: str, field: str = "name") -> str:
     """Return `name` if a run may be called so; it becomes part of host and object names, hence the strictness."""
     if len(name) > NAME_MAX:
         raise ValidationError(field, name[:80], f"a name has at most {NAME_MAX} characters, this one has {len(name)}")

@@ -1,10 +1,16 @@
-"""What the user wants: one value, validated when it is made, with a generation that counts its changes."""
+"""What the user wants: one value, validated when it is made, with a generation that counts its changes.
+
+A `ValidationError` names the attribute, dotted (`resources.gpus.count`). What it is called in a body or among the
+keywords of the SDK is a matter of `wire.spec`.
+"""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass, replace
 from enum import StrEnum
-from typing import Literal
+from functools import cache
+from operator import attrgetter
+from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
 from basilica.core.errors import ValidationError
 from basilica.core.names import check_name
@@ -17,8 +23,25 @@ LABEL_BYTES_MAX = 4096
 ARG_BYTES_MAX = 128 << 10  # the kernel takes no longer single argument or variable
 SECONDS_MAX = 10 * 365 * 86400.0
 
+DIGEST_PATTERN = "^[0-9a-f]{64}$"
+
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+_DIGEST = re.compile(DIGEST_PATTERN)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The least and the most that a number may be; it stands in the type of an attribute, and every schema tells it."""
+
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return "..".join(str(int(end)) if end == int(end) else str(end) for end in (self.low, self.high))
+
+
+PORTS = Range(1, 65535)
+DURATION = Range(0, SECONDS_MAX)
 
 
 class Wanted(StrEnum):
@@ -46,9 +69,9 @@ class Exec:
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    count: int = 0
+    count: Annotated[int, Range(0, 1024)] = 0
     models: tuple[str, ...] = ()
-    min_memory_gb: int | None = None
+    min_memory_gb: Annotated[int, Range(1, 100_000)] | None = None
 
     @property
     def demanding(self) -> bool:
@@ -60,8 +83,8 @@ class Gpus:
 class Resources:
     """Per rank. None: no limit."""
 
-    cpu: float | None = None
-    memory_bytes: int | None = None
+    cpu: Annotated[float, Range(0.001, 100_000)] | None = None
+    memory_bytes: Annotated[int, Range(1 << 20, 1 << 60)] | None = None
     gpus: Gpus = Gpus()
 
 
@@ -92,7 +115,7 @@ class DeploymentSpec:
     generation: int = 1
     gang: int = 0
     image: str = ""
-    port: int = 18789
+    port: Annotated[int, PORTS] = 18789
     resources: Resources = Resources()
     env: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -100,40 +123,32 @@ class DeploymentSpec:
     workdir: str | None = None
     archive: str | None = None
     rendezvous_backend: Literal["etcd-v2", "c10d", "static"] = "etcd-v2"
-    rendezvous_port: int | None = None
+    rendezvous_port: Annotated[int, PORTS] | None = None
     provider_filter: ProviderFilter = ProviderFilter()
     topology_spread: Literal["pack", "provider-aware", "region-aware", "none"] = "pack"
     bench: BenchOnStart | None = None
     resize: Literal["join", "restart"] = "join"
     on_stall: Literal["show", "restart"] = "show"
-    max_restarts: int = 0
-    grace_seconds: float = GRACE_SECONDS
-    ttl_seconds: float | None = None
-    deadline_seconds: float | None = None
-    start_deadline_seconds: float | None = None
+    max_restarts: Annotated[int, Range(0, 1_000_000)] = 0
+    grace_seconds: Annotated[float, Range(0, 86400)] = GRACE_SECONDS
+    ttl_seconds: Annotated[float, DURATION] | None = None
+    deadline_seconds: Annotated[float, DURATION] | None = None
+    start_deadline_seconds: Annotated[float, DURATION] | None = None
 
     def __post_init__(self) -> None:
         check_name(self.name)
         _check_program(self.program)
-        _check_env(self.env, "env")
-        _check_env(self.secrets, "secrets")
-        _check_env(self.nccl_env, "distributed.nccl.env")
-        _check_range(self.port, "port", 1, 65535)
-        if self.rendezvous_port is not None:
-            _check_range(self.rendezvous_port, "distributed.rendezvous.port", 1, 65535)
-        _check_range(self.max_restarts, "distributed.maxRestarts", 0, 1_000_000)
-        _check_range(self.grace_seconds, "distributed.graceSeconds", 0, 86400)
-        for value, name in (
-            (self.ttl_seconds, "ttlSeconds"),
-            (self.deadline_seconds, "distributed.deadlineSeconds"),
-            (self.start_deadline_seconds, "distributed.startDeadlineSeconds"),
-        ):
-            if value is not None:
-                _check_range(value, name, 0, SECONDS_MAX)
-        _check_resources(self.resources)
+        for name in ("env", "secrets", "nccl_env"):
+            _check_env(getattr(self, name), name)
+        kind: type = type(self)
+        for name, limits in ranges(kind):
+            value = attrgetter(name)(self)
+            if value is not None and not limits.low <= value <= limits.high:  # false for NaN too
+                raise ValidationError(name, value, f"must be within {limits}")
         _check_text(self.image, "image", LABEL_BYTES_MAX)
-        for label in (*self.resources.gpus.models, *self.provider_filter.include, *self.provider_filter.exclude):
-            _check_text(label, "a GPU model or provider", LABEL_BYTES_MAX)
+        for name in ("resources.gpus.models", "provider_filter.include", "provider_filter.exclude"):
+            for label in attrgetter(name)(self):
+                _check_text(label, name, LABEL_BYTES_MAX)
         _check_workdir(self.workdir, self.archive)
 
     def scaled(self, target: int) -> "DeploymentSpec":
@@ -150,22 +165,39 @@ class DeploymentSpec:
         return replace(self, wanted=wanted, generation=self.generation + 1)
 
 
+@cache
+def ranges(spec: type) -> tuple[tuple[str, Range], ...]:
+    """Every attribute with limits, dotted, with them."""
+    return tuple(_ranges(spec, ""))
+
+
+def _ranges(owner: type, prefix: str) -> Iterator[tuple[str, Range]]:
+    for name, hint in get_type_hints(owner, include_extras=True).items():
+        if isinstance(hint, type) and is_dataclass(hint):
+            yield from _ranges(hint, f"{prefix}{name}.")
+        for part in (hint, *get_args(hint)):
+            if get_origin(part) is Annotated:
+                yield from ((prefix + name, extra) for extra in part.__metadata__ if isinstance(extra, Range))
+
+
 def _check_program(program: Shell | Exec) -> None:
     match program:
         case Shell(script, args):
             if not script.strip():
-                raise ValidationError("distributed.command", script, "there is nothing to run")
-            _check_text(script, "distributed.command", SCRIPT_BYTES_MAX)
-        case Exec(args):
-            if not args or not args[0]:
-                raise ValidationError("command", list(args), "there is nothing to run")
-    for arg in args:
-        _check_text(arg, "args")
+                raise ValidationError("program.script", script, "there is nothing to run")
+            _check_text(script, "program.script", SCRIPT_BYTES_MAX)
+            for arg in args:
+                _check_text(arg, "program.args")
+        case Exec(argv):
+            check_command(argv, "program.argv")
 
 
-def check_command(argv: Sequence[str]) -> None:
+def check_command(argv: Sequence[str], where: str = "command") -> None:
     """`ValidationError` unless the kernel could execute it."""
-    _check_program(Exec(tuple(argv)))
+    if not argv or not argv[0]:
+        raise ValidationError(where, list(argv), "there is nothing to run")
+    for arg in argv:
+        _check_text(arg, where)
 
 
 def _check_env(env: Mapping[str, str], where: str) -> None:
@@ -194,7 +226,7 @@ def _check_text(text: str, where: str, limit: int = ARG_BYTES_MAX, *, show: bool
 
 def _check_workdir(workdir: str | None, archive: str | None) -> None:
     if archive is not None and not _DIGEST.fullmatch(archive):
-        raise ValidationError("workdirArchive", archive[:80], "must be the SHA-256 of an archive, in hexadecimal")
+        raise ValidationError("archive", archive[:80], "must be the SHA-256 of an archive, in hexadecimal")
     if workdir is None:
         return
     _check_text(workdir, "workdir")
@@ -202,18 +234,3 @@ def _check_workdir(workdir: str | None, archive: str | None) -> None:
         raise ValidationError("workdir", workdir, "must be an absolute path")
     if archive is not None and (workdir.startswith("/") or ".." in workdir.split("/")):
         raise ValidationError("workdir", workdir, "must be a path within the archive")
-
-
-def _check_range(value: float, where: str, low: float, high: float) -> None:
-    if not low <= value <= high:  # false for NaN too
-        raise ValidationError(where, value, f"must be within {low:g}..{high:g}")
-
-
-def _check_resources(resources: Resources) -> None:
-    if resources.cpu is not None:
-        _check_range(resources.cpu, "resources.cpu", 0.001, 100_000)
-    if resources.memory_bytes is not None:
-        _check_range(resources.memory_bytes, "resources.memory", 1 << 20, 1 << 60)
-    _check_range(resources.gpus.count, "resources.gpus.count", 0, 1024)
-    if resources.gpus.min_memory_gb is not None:
-        _check_range(resources.gpus.min_memory_gb, "resources.gpus.minGpuMemoryGb", 1, 100_000)

@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, TypeVar
 
 from basilica.core import metering, policy
 from basilica.core.damage import DAMAGED, DamagedRun
@@ -16,8 +18,10 @@ from basilica.core.status import BenchStatus, DeploymentStatus
 from basilica.core.why import Absence, why
 from basilica.core.world import RankExit, RankStatus, WorldSize
 from basilica.wire import responses as out
-from basilica.wire.base import rfc3339, rfc3339_or_none
+from basilica.wire.base import Outgoing, rfc3339, rfc3339_or_none
+from basilica.wire.views import is_moment
 
+Model = TypeVar("Model", bound=Outgoing)
 ETCD_PORT = 2379
 NOTHING: Mapping[int, Report] = {}
 
@@ -90,12 +94,7 @@ def render_report(report: Report) -> out.RankReport:
 
 
 def render_stall(stalled: Stalled) -> out.RankStall:
-    return out.RankStall(
-        since=rfc3339(stalled.since),
-        usual_step_seconds=stalled.usual_step_seconds,
-        where=stalled.where or None,
-        stack=stalled.stack or None,
-    )
+    return filled(out.RankStall, stalled)
 
 
 def render_series(series: Series) -> out.SeriesView:
@@ -128,32 +127,16 @@ def render_exits(status: DeploymentStatus, culprit: policy.Culprit | None) -> li
 
 
 def _render_exit(exit: RankExit, culprit: policy.Culprit | None) -> out.Exit:
-    return out.Exit(
-        rank=exit.rank,
-        exit_code=policy.UNKNOWN_EXIT_CODE if exit.exit_code is None else exit.exit_code,
-        restart_count=exit.restart_count,
-        termination_reason=exit.termination_reason,
-        signal=exit.signal,
-        started_at=rfc3339_or_none(exit.started_at),
-        finished_at=rfc3339(exit.finished_at),
-        node=exit.node or None,
-        role=policy.role_of(exit, culprit),
-        log_tail=list(exit.log_tail),
-        traceback=exit.traceback or None,
-    )
+    return filled(out.Exit, exit, exit_code=_exit_code(exit), role=policy.role_of(exit, culprit))
+
+
+def _exit_code(exit: RankExit) -> int:
+    return policy.UNKNOWN_EXIT_CODE if exit.exit_code is None else exit.exit_code
 
 
 def render_culprit(culprit: policy.Culprit) -> out.CulpritView:
-    exit = culprit.exit
-    return out.CulpritView(
-        rank=exit.rank,
-        exit_code=policy.UNKNOWN_EXIT_CODE if exit.exit_code is None else exit.exit_code,
-        termination_reason=exit.termination_reason,
-        evidence=culprit.evidence,
-        confidence=culprit.confidence,
-        log_tail=list(exit.log_tail),
-        traceback=exit.traceback or None,
-    )
+    facts = {"evidence": culprit.evidence, "confidence": culprit.confidence}
+    return filled(out.CulpritView, culprit.exit, exit_code=_exit_code(culprit.exit), **facts)
 
 
 def culprit_of(status: DeploymentStatus) -> policy.Culprit | None:
@@ -163,12 +146,10 @@ def culprit_of(status: DeploymentStatus) -> policy.Culprit | None:
 
 
 def render_bench(bench: BenchStatus) -> out.BenchView:
-    return out.BenchView(
+    return filled(
+        out.BenchView,
+        bench,
         mode="on-start",
-        phase=bench.phase.value,
-        started_at=rfc3339_or_none(bench.started_at),
-        completed_at=rfc3339_or_none(bench.completed_at),
-        message=bench.message or None,
         last_attempt_at=rfc3339_or_none(bench.completed_at),
         last_attempt_outcome=_BENCH_OUTCOMES.get(bench.phase.value),
         on_worker_nodes=None if bench.on_worker_nodes else False,
@@ -177,28 +158,29 @@ def render_bench(bench: BenchStatus) -> out.BenchView:
 
 
 def _render_bench_result(result: BenchResult) -> out.BenchResultView:
-    return out.BenchResultView(
-        measured_at=rfc3339(result.measured_at),
-        probe_node_a=result.probe_node_a,
-        probe_node_b=result.probe_node_b,
-        busbw_gbps_p10=result.busbw_gbps_p10,
-        busbw_gbps_p50=result.busbw_gbps_p50,
-        busbw_gbps_p90=result.busbw_gbps_p90,
-        algbw_gbps_p50=result.algbw_gbps_p50,
-        latencyUsAt1mib=result.latency_us_at_1mib,
-        size_bytes_swept=list(result.size_bytes_swept),
-        method=result.method,
-        sweep=[
-            out.BenchPointView(
-                size_bytes=point.size_bytes,
-                algbw_gbps=point.algbw_gbps,
-                busbw_gbps=point.busbw_gbps,
-                latency_us=point.latency_us,
-                repeats=point.repeats,
-            )
-            for point in result.sweep
-        ],
-    )
+    return filled(out.BenchResultView, result, sweep=[filled(out.BenchPointView, point) for point in result.sweep])
+
+
+def filled(model: type[Model], facts: object, **given: object) -> Model:
+    """An answer from facts of the same names, but for what is given. An empty text that may be left out is."""
+    told = dict(given)
+    for name, field in model.model_fields.items():
+        if name not in given:
+            value = _told(name, getattr(facts, name))
+            told[name] = None if value == "" and not field.is_required() else value
+    return model.model_validate(told)
+
+
+def _told(name: str, value: Any) -> Any:
+    if is_moment(name) and value is not None:
+        return rfc3339(value)
+    match value:
+        case StrEnum():
+            return value.value
+        case tuple():
+            return list(value)
+        case _:
+            return value
 
 
 def render_usage(status: DeploymentStatus, now: float | None) -> out.UsageView:

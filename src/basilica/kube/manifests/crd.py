@@ -1,29 +1,31 @@
-"""The definition of the custom resource: its schema, from the core's own types and limits, and its rules.
+"""The definition of the custom resource: its schema, from the table of options and the core's own types and limits, and
+its rules.
 
 Every string, list and map has a limit: the API server adds up what a rule could cost at worst and refuses a definition
 whose rules could cost too much. The rules are CEL; `oldSelf` makes one hold for changes only.
 """
 
-from collections.abc import Iterable
-from typing import Any, get_args, get_type_hints
+from collections.abc import Iterable, Sequence
+from dataclasses import MISSING
+from typing import Any
 
-from basilica.core.names import NAME_MAX
+from basilica.core.names import NAME_MAX, NAME_PATTERN
 from basilica.core.phase import Phase
-from basilica.core.spec import ARG_BYTES_MAX, GRACE_SECONDS, SCRIPT_BYTES_MAX, SECONDS_MAX, BenchOnStart, DeploymentSpec
-from basilica.kube.manifests.userdeployment import GROUP, KIND, PLURAL, RANKS_MAX, VERSION
+from basilica.core.spec import ARG_BYTES_MAX, DeploymentSpec, Range
+from basilica.kube.manifests.userdeployment import GROUP, KIND, OPTIONS, PLURAL, RANKS_MAX, VERSION
+from basilica.wire.forms import Choice, Flag, Number, Quantity, Text, Texts, Variables, Whole
+from basilica.wire.spec import AUTO, GROUPS, NOTHING_TO_RUN, PLACEMENTS, Option, default, form, tree
 
 Json = dict[str, Any]
 
 INSTANCE_MAX = NAME_MAX + 9  # with the letters that make an instance name unique
 STATE_MAX = 1 << 20
-NAME_PATTERN = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
-_ITEMS_MAX, _LABELS_MAX = 1024, 64
+_ITEMS_MAX = 1024
 _TARGET, _READY = ".spec.distributed.worldSize.target", ".status.world.ready"
 _ACTED_ON = ".status.world.target"  # a change of a run that has ended is none
-_HINTS = get_type_hints(DeploymentSpec)
 
 
-def definition() -> Json:
+def definition(options: Sequence[Option] = OPTIONS, spec: type[DeploymentSpec] = DeploymentSpec) -> Json:
     """The CustomResourceDefinition."""
     columns = [
         _column("Phase", "string", ".status.phase"),
@@ -36,7 +38,7 @@ def definition() -> Json:
         "name": VERSION,
         "served": True,
         "storage": True,
-        "schema": {"openAPIV3Schema": _schema()},
+        "schema": {"openAPIV3Schema": _schema(tree(options), spec)},
         "subresources": {"status": {}, "scale": {"specReplicasPath": _TARGET, "statusReplicasPath": _READY}},
         "additionalPrinterColumns": columns,
     }
@@ -60,11 +62,11 @@ def _column(name: str, kind: str, path: str, *, priority: int = 0) -> Json:
     return {"name": name, "type": kind, "jsonPath": path} | ({"priority": priority} if priority else {})
 
 
-def _schema() -> Json:
+def _schema(options: Json, spec: type[DeploymentSpec]) -> Json:
     named = f"has(self.spec.name) || size(self.metadata.name) <= {NAME_MAX}"
     return _object(
         "A training run: a gang of ranks, wanted (spec) and observed (status).",
-        {"spec": _spec(), "status": _status()},
+        {"spec": _spec(options, spec), "status": _status()},
         required=["spec"],
         rules=[
             _rule(f"size(self.metadata.name) <= {INSTANCE_MAX}", f"a name has at most {INSTANCE_MAX} characters"),
@@ -77,118 +79,94 @@ def _schema() -> Json:
 # ---- the spec --------------------------------------------------------------------------------------------------------
 
 
-def _spec() -> Json:
+def _spec(options: Json, spec: type[DeploymentSpec]) -> Json:
     command = "has(self.command) && size(self.command) > 0"
     script = "has(self.distributed.command) && size(self.distributed.command) > 0"
-    fixed = ("name", "image", "command", "args", "port", "env", "secretRef", "workdir", "workdirArchive", "resources")
+    script += f" && self.distributed.command != '{AUTO}'"
+    gang = options.pop("distributed")
+    fields = {part: _field(part, found, spec) for part, found in options.items()}
+    own = {
+        "secretRef": _object(
+            "A Secret of the namespace; each of its keys is a variable of the ranks.",
+            {"name": _text("Its name.", 253)},
+            required=["name"],
+        ),
+        "cancel": {"type": "boolean", "default": False, "description": "End the run; it stays readable."},
+        "freshStarts": _whole("Raise it to have all ranks start afresh.", Range(0, 1_000_000), default=0),
+    }
     return _object(
         "What is wanted. The world size, `cancel` and `freshStarts` may be changed; the rest stands.",
-        {
-            "name": _text("What the run is called; the object's name by default.", NAME_MAX, pattern=NAME_PATTERN),
-            "image": _text("The image that ranks run in.", 4096, default=""),
-            "command": _texts("The program and its arguments, executed as they stand.", ARG_BYTES_MAX),
-            "args": _texts("More arguments, or $1… of `distributed.command`.", ARG_BYTES_MAX),
-            "port": _whole("A port that ranks may use among themselves.", 1, 65535, default=18789),
-            "env": _variables("Variables of the ranks."),
-            "secretRef": _object(
-                "A Secret of the namespace; each of its keys is a variable of the ranks.",
-                {"name": _text("Its name.", 253)},
-                required=["name"],
-            ),
-            "workdir": _text("The directory that ranks run in.", 4096),
-            "workdirArchive": _text(
-                "The SHA-256 of an archive that was sent to the API.", 64, pattern="^[0-9a-f]{64}$"
-            ),
-            "resources": _resources(),
-            "ttlSeconds": _seconds("Cancel the run so long after its creation; 0: never.", default=None),
-            "cancel": {"type": "boolean", "default": False, "description": "End the run; it stays readable."},
-            "freshStarts": _whole("Raise it to have all ranks start afresh.", 0, 1_000_000, default=0),
-            "distributed": _distributed(),
-        },
+        fields | own | {"distributed": _field("distributed", gang, spec)},
         required=["distributed"],
         rules=[
-            _rule(f"({command}) || ({script})", "there is nothing to run: give command or distributed.command"),
+            _rule(f"({command}) || ({script})", f"distributed.command: {NOTHING_TO_RUN}"),
             _rule("oldSelf.cancel ? self.cancel : true", "a cancelled run stays cancelled"),
             _rule("self.freshStarts >= oldSelf.freshStarts", "freshStarts only grows"),
-            *(_stands(field) for field in fixed),
-            _stands("ttlSeconds"),
+            *(_stands(part) for part in (*options, "secretRef")),
         ],
     )
 
 
-def _resources() -> Json:
-    gpus = _object(
-        "GPUs of each rank.",
-        {
-            "count": _whole("How many.", 0, 1024, default=0),
-            "model": _texts("Which will do; empty: any.", 256, most=_LABELS_MAX),
-            "minGpuMemoryGb": _whole("The least memory of each.", 1, 100_000),
-        },
-        default={},
-    )
+def _field(path: str, found: Option | Json, spec: type[DeploymentSpec]) -> Json:
+    """One option, or what lies below a part of a path."""
+    if isinstance(found, Option):
+        return _value(found, spec)
+    fields = {part: _field(f"{path}.{part}", below, spec) for part, below in found.items()}
+    required = [part for part, below in found.items() if _is_needed(below, spec)]
     return _object(
-        "What each rank needs.",
-        {
-            "cpu": _quantity("Cores: 8, 0.5, 500m."),
-            "memory": _quantity("Bytes: 32Gi, 512Mi, 2G."),
-            "gpus": gpus,
-        },
-        default={},
+        GROUPS.get(path, ""),
+        fields,
+        required=required,
+        rules=_rules(path, found),
+        default=None if required else {},
     )
 
 
-def _distributed() -> Json:
-    fixed = ("command", "rendezvous", "providerFilter", "topologySpread", "nccl", "bench", "resize", "onStall")
-    numbers = ("maxRestarts", "graceSeconds", "deadlineSeconds", "startDeadlineSeconds")
-    providers = {
-        "include": _texts("Only these; empty: any.", 256, most=_LABELS_MAX),
-        "exclude": _texts("None of these.", 256, most=_LABELS_MAX),
-    }
-    port = _whole("Its port, where it matters.", 1, 65535)
-    return _object(
-        "The gang.",
-        {
-            "worldSize": _world_size(),
-            "command": _text("A script for /bin/sh.", SCRIPT_BYTES_MAX),
-            "rendezvous": _object(
-                "How ranks meet.", {"backend": _choice("rendezvous_backend"), "port": port}, default={}
-            ),
-            "providerFilter": _object("Which providers' nodes may be used.", providers, default={}),
-            "topologySpread": _object("How near ranks are.", {"strategy": _choice("topology_spread")}, default={}),
-            "nccl": _object("Of NCCL.", {"env": _variables("Variables that go before our own.")}, default={}),
-            "bench": _bench(),
-            "resize": _choice("resize"),
-            "onStall": _choice("on_stall"),
-            "maxRestarts": _whole("How often a failed rank starts again.", 0, 1_000_000, default=0),
-            "graceSeconds": _seconds("From SIGTERM to SIGKILL.", most=86400, default=GRACE_SECONDS),
-            "deadlineSeconds": _seconds("Fail the run if it takes longer; 0: no deadline.", default=None),
-            "startDeadlineSeconds": _seconds("Fail the run if it is not up by then; 0: no deadline.", default=None),
-        },
-        required=["worldSize"],
-        rules=[_stands(field) for field in (*fixed, *numbers)],
-    )
+def _is_needed(found: Option | Json, spec: type[DeploymentSpec]) -> bool:
+    if isinstance(found, Option):
+        return default(found, spec) is MISSING
+    return any(_is_needed(below, spec) for below in found.values())
 
 
-def _world_size() -> Json:
-    return _object(
-        "How many ranks: wanted now (target), the fewest to train with (min), the most (max).",
-        {name: _whole(f"{name.capitalize()} number of ranks.", 1, RANKS_MAX) for name in ("min", "target", "max")},
-        required=["min", "target", "max"],
-        rules=[
-            _rule("self.min <= self.target", "worldSize: min must not be greater than target"),
-            _rule("self.target <= self.max", "worldSize: target must not be greater than max"),
-            _rule("self.min == oldSelf.min && self.max == oldSelf.max", "worldSize: min and max stand; scale target"),
-        ],
-    )
+def _rules(path: str, below: Json) -> list[Json]:
+    match path:
+        case "distributed":
+            return [_stands(part) for part in below if part != "worldSize"]
+        case "distributed.worldSize":
+            stands = "self.min == oldSelf.min && self.max == oldSelf.max"
+            return [
+                _rule("self.min <= self.target", "worldSize: min must not be greater than target"),
+                _rule("self.target <= self.max", "worldSize: target must not be greater than max"),
+                _rule(stands, "worldSize: min and max stand; scale target"),
+            ]
+        case "distributed.bench":
+            known = f"!has(self.placement) || self.placement in {list(PLACEMENTS.values)}"
+            return [_rule(f"self.mode == 'off' || {known}", f"placement: must be {PLACEMENTS.wanted}")]
+        case _:
+            return []
 
 
-def _bench() -> Json:
-    placements = list(get_args(get_type_hints(BenchOnStart)["placement"]))
-    fields: Json = {
-        "mode": {"type": "string", "enum": ["off", "on-start"], "default": "off"},
-        "placement": {"type": "string", "enum": placements},
-    }
-    return _object("Measures the link between two of the run's nodes.", fields, default={})
+def _value(option: Option, spec: type[DeploymentSpec]) -> Json:
+    unless_told = default(option, spec)
+    told = None if unless_told is MISSING else unless_told
+    match form(option, spec):
+        case Text(most, pattern):
+            return _text(option.about, most, pattern=pattern, default=told)
+        case Texts(letters, most):
+            return _texts(option.about, letters, most=most)
+        case Variables():
+            return _variables(option.about)
+        case Flag():
+            return {"type": "boolean", "description": option.about, "default": told}
+        case Whole(limits):
+            most_ranks = Range(1, RANKS_MAX) if option.attribute.startswith("world.") else None
+            return _whole(option.about, most_ranks or limits, default=told)
+        case Number(limits):
+            return _number(option.about, limits, default=told)
+        case Choice(values):
+            return {"type": "string", "enum": list(values), "description": option.about, "default": told}
+        case Quantity():
+            return _quantity(option.about)
 
 
 # ---- the status ------------------------------------------------------------------------------------------------------
@@ -318,14 +296,23 @@ def _variables(description: str) -> Json:
     return {"type": "object", "additionalProperties": values, "maxProperties": 4096, "description": description}
 
 
-def _whole(description: str, least: int, most: int, *, default: int | None = None) -> Json:
-    found: Json = {"type": "integer", "minimum": least, "maximum": most, "description": description}
-    return found | ({} if default is None else {"default": default})
+def _whole(description: str, limits: Range, *, default: int | None = None) -> Json:
+    return {"type": "integer"} | _limited(description, limits, default)
 
 
-def _seconds(description: str, *, most: float = SECONDS_MAX, default: float | None) -> Json:
-    found: Json = {"type": "number", "minimum": 0, "maximum": int(most), "description": description}
-    return found | ({} if default is None else {"default": int(default)})
+def _number(description: str, limits: Range, *, default: float | None) -> Json:
+    return {"type": "number"} | _limited(description, limits, default)
+
+
+def _limited(description: str, limits: Range, default: float | None) -> Json:
+    least, most = _plain(limits.low), _plain(limits.high)
+    found: Json = {"minimum": least, "maximum": most, "description": description}
+    return found | ({} if default is None else {"default": _plain(default)})
+
+
+def _plain(number: float) -> float:
+    """As people write it: 10, not 10.0."""
+    return int(number) if number == int(number) else number
 
 
 def _quantity(description: str) -> Json:
@@ -335,12 +322,6 @@ def _quantity(description: str) -> Json:
         "maxLength": 64,
         "description": description,
     }
-
-
-def _choice(field: str) -> Json:
-    """One of the values that the core's type allows, the first by default."""
-    values = list(get_args(_HINTS[field]))
-    return {"type": "string", "enum": values, "default": values[0]}
 
 
 def _rule(rule: str, message: str) -> Json:

@@ -14,8 +14,7 @@ from basilica.kube.client.api import ApiError
 from basilica.kube.manifests.userdeployment import RANKS_MAX, Json, owner_reference, path_of
 from basilica.ports import Limits
 from basilica.stores.encoding import spec_digest
-from basilica.stores.kubernetes import codec
-from basilica.stores.kubernetes import patches
+from basilica.stores.kubernetes import codec, patches
 from basilica.stores.kubernetes.calls import core_path, secret_body, unavailable
 from basilica.stores.kubernetes.cluster import Cluster
 from basilica.stores.kubernetes.ledger import Ledger
@@ -87,7 +86,7 @@ class Admission:
                 await self._tickets.give_back(before.namespace)
                 raise
 
-    async def _make(self, new: writing.New, events: Sequence[Event], order: int) -> Record:
+    async def _make(self, new: patches.New, events: Sequence[Event], order: int) -> Record:
         deployment = new.deployment
         namespace, secrets = deployment.namespace, dict(deployment.spec.secrets)
         if new.secret is not None:
@@ -121,7 +120,7 @@ class Admission:
             raise Conflict(f"the instance name {instance!r} has been given already") from failure
         return obj
 
-    def _made_before(self, new: writing.New) -> list[Record]:
+    def _made_before(self, new: patches.New) -> list[Record]:
         """The run that an earlier create with the same key has made, if there is one."""
         oldest = new.deployment.status.created_at - IDEMPOTENCY_SECONDS
         for record in self._cluster.records.all(new.deployment.namespace):

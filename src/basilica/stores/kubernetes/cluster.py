@@ -14,8 +14,7 @@ from basilica.core.events import Event
 from basilica.kube.client.api import ApiError, KubeApi
 from basilica.kube.client.informer import Informer
 from basilica.kube.manifests.userdeployment import EVERYWHERE, NAME_LABEL, Json, path_of
-from basilica.stores.kubernetes import codec
-from basilica.stores.kubernetes import patches
+from basilica.stores.kubernetes import codec, patches
 from basilica.stores.kubernetes.calls import is_gone, read_secret, unavailable
 from basilica.stores.kubernetes.mirror import EventMirror
 from basilica.stores.kubernetes.records import Record, Records, friendly_name_of

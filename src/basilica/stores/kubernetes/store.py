@@ -22,8 +22,7 @@ from basilica.core.status import DeploymentStatus
 from basilica.kube.client.api import ApiError, KubeApi
 from basilica.kube.manifests.userdeployment import REQUESTED, Json, body_of, path_of, secret_of
 from basilica.ports import NO_LIMITS, Limits, UsageRow
-from basilica.stores.kubernetes import codec
-from basilica.stores.kubernetes import patches
+from basilica.stores.kubernetes import codec, patches
 from basilica.stores.kubernetes.admission import Admission
 from basilica.stores.kubernetes.calls import core_path, is_gone, unavailable
 from basilica.stores.kubernetes.cluster import Cluster
