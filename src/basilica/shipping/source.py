@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from basilica.core.errors import ValidationError
+from basilica.rendezvous import torch_handler
 from basilica.shipping.capture import capture, plain_function
 from basilica.shipping.literals import a, literal
 
@@ -37,6 +38,7 @@ _LOAD = (
 LOADER = _LOAD + "bootstrap['main'](shipped)"
 WORKER = _LOAD + "bootstrap['main'](shipped,True)"
 BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
+TORCH_HANDLER = Path(torch_handler.__file__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,8 @@ def ship(
         payload["path"] = [os.path.abspath(place) for place in sys.path[:1]]  # where its script finds its own modules
     if torchrun is not None:
         payload |= {"torchrun": torchrun, "worker": WORKER}
+        if rendezvous_backend == "etcd-v2":  # it travels, so that ranks need neither basilica nor python-etcd
+            payload["handler"] = TORCH_HANDLER.read_text(encoding="utf-8")
     return _packed(payload, python, resize)
 
 
@@ -119,7 +123,8 @@ def torchrun_options(backend: str, given: Sequence[str] = ()) -> list[str]:
     elastic = ["--nnodes=$BASILICA_WORLD_MIN:$BASILICA_WORLD_MAX"]
     match backend:
         case "etcd-v2":  # torch's own `etcd-v2` is another handler, which fails on a fresh etcd
-            meeting = [*elastic, "--rdzv-backend=etcd", "--rdzv-endpoint=$BASILICA_RDZV_ENDPOINT"]
+            ours = f"--rdzv-backend={torch_handler.NAME}"
+            meeting = [*elastic, ours, "--rdzv-endpoint=$BASILICA_RDZV_ENDPOINT"]
             conf = f"timeout={JOIN_SECONDS},last_call_timeout={LAST_CALL_SECONDS}"
         case "c10d":
             meeting = [*elastic, "--rdzv-backend=c10d", "--rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT"]
