@@ -381,7 +381,7 @@ def test_a_closure_over_what_cannot_travel_is_refused_with_its_name() -> None:
     with pytest.raises(ValidationError) as refused:
         ship(f)
     problem = "closes over 'lock' (a lock), which cannot travel; pass it as an argument or make it in the function"
-    assert refused.value.args == ("source", "f", problem)
+    assert refused.value.args == ("source", "f", f"{problem}, or deploy with ship='pickle' if it can be pickled")
 
 
 def test_a_closure_without_a_value_is_refused() -> None:

@@ -2,7 +2,8 @@
 to the Python that ranks may have. Nothing happens on import.
 
 `shipped` is one JSON object: `packages` for pip; then either `exec`, a command line, or `script`, a file that is here
-already, or `source` with `file`, `name` and `arguments` (a literal) of the function to call, or no name for a script.
+already, or `source` with `file`, `name` and `arguments` (a literal) of the function to call, or no name for a script,
+or `pickle` (base64, of the function and its arguments) with its `name` and the version of `python` that it is for.
 With `torchrun`, which has its options, this process becomes a torchrun agent, whose workers run the source; `handler`
 is the text of the backend by which it meets the others.
 """
@@ -232,32 +233,62 @@ def write(path: str, text: str) -> None:
 
 
 def run(shipped: dict[str, Any]) -> None:
-    path, source = placed(shipped)
-    sys.argv[0] = path
-    module = types.ModuleType("__main__")
-    module.__file__ = path
-    module.__dict__["__builtins__"] = __builtins__
-    sys.modules["__main__"] = module
     result = os.environ.get("BASILICA_RESULT_FILE") if os.environ.get("LOCAL_RANK", "0") == "0" else None
     if result:
         with contextlib.suppress(OSError):
             os.unlink(result)  # of an earlier attempt
-    exec(compile(source, path, "exec"), module.__dict__)
-    name = shipped.get("name")
-    if name is None:
-        return
-    args, kwargs = eval(shipped["arguments"])
-    value = module.__dict__[name](*args, **kwargs)
+    if "pickle" in shipped:
+        function, args, kwargs = unpickled(shipped)
+    else:
+        names = executed(shipped)
+        if "name" not in shipped:
+            return
+        function = names[shipped["name"]]
+        args, kwargs = eval(shipped["arguments"])
+    value = function(*args, **kwargs)
     if isinstance(value, types.CoroutineType):
         import asyncio  # noqa: PLC0415  a rank without it starts sooner
 
         value = asyncio.run(value)
+    name = shipped["name"]
     text = json.dumps(plain(value, name + "()"))
     if len(text) > RESULT_MAX:
         raise ValueError(f"{name}() returned {len(text)} bytes of JSON, more than {RESULT_MAX}")
     if result:
         os.makedirs(os.path.dirname(result), exist_ok=True)
         write(result, text)
+
+
+def executed(shipped: dict[str, Any]) -> dict[str, Any]:
+    """The names that the source binds, as `__main__`."""
+    path, source = placed(shipped)
+    sys.argv[0] = path
+    module = types.ModuleType("__main__")
+    module.__file__ = path
+    module.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = module
+    exec(compile(source, path, "exec"), module.__dict__)
+    return module.__dict__
+
+
+def unpickled(shipped: dict[str, Any]) -> Any:
+    """The function and its arguments."""
+    here, needed = f"{sys.version_info[0]}.{sys.version_info[1]}", shipped["python"]
+    if here != needed:
+        sys.exit(
+            f"basilica: {shipped['name']} was pickled by Python {needed}, and {sys.executable} is Python {here}: "
+            f"use an image with Python {needed}, or deploy without ship='pickle'"
+        )
+    try:
+        import cloudpickle  # noqa: PLC0415
+    except ImportError:
+        sys.exit(
+            f"basilica: ship='pickle' needs cloudpickle, which {sys.executable} does not have: install it there with "
+            "'pip install cloudpickle', or deploy with pip_packages=['cloudpickle']"
+        )
+    import base64  # noqa: PLC0415
+
+    return cloudpickle.loads(base64.b64decode(shipped["pickle"]))
 
 
 def placed(shipped: dict[str, Any]) -> tuple[str, str | bytes]:

@@ -20,6 +20,7 @@ from basilica.core.errors import ValidationError
 from basilica.rendezvous import torch_handler
 from basilica.shipping.capture import capture, plain_function
 from basilica.shipping.literals import a, literal
+from basilica.shipping.pickled import pickled
 
 SOURCE_VARIABLE = "BASILICA_SOURCE"
 SOURCE_BYTES_MAX = 96_000  # compressed; as base64 it is just below what the kernel takes for one variable
@@ -61,11 +62,12 @@ def ship(
     pip_packages: Sequence[str] = (),
     remote: bool = False,
     workdir: Path | None = None,
+    by: Literal["source", "pickle"] = "source",
 ) -> Shipped:
     """What ranks have to execute in order to run `source`.
 
-    A function is called with `args` and `kwargs`. `remote`: the ranks do not see this machine's files, apart from what
-    is in `workdir`, which is shipped by other means.
+    A function is called with `args` and `kwargs`; it travels `by` its source text or as a pickle. `remote`: the ranks
+    do not see this machine's files, apart from what is in `workdir`, which is shipped by other means.
     """
     torchrun = _torchrun(launcher, rendezvous_backend)
     packages = _checked_packages(pip_packages)
@@ -74,6 +76,8 @@ def ship(
     what = _what(source)
     if not callable(what) and (args or kwargs):
         raise ValidationError("source_args", list(args) or dict(kwargs or {}), "only a function takes them; see `args`")
+    if by == "pickle" and not callable(what):
+        raise ValidationError("ship", by, "only a function travels as a pickle")
     if isinstance(what, Path):
         there = _path_there(what, remote=remote, workdir=workdir)
         if there is not None and torchrun is None:
@@ -86,6 +90,8 @@ def ship(
             shipped = {"source": what.read_text(encoding="utf-8"), "file": what.name}
     elif isinstance(what, str):
         shipped = {"source": what, "file": "source.py"}
+    elif by == "pickle":
+        shipped = pickled(what, tuple(args), dict(kwargs or {}))
     else:
         captured = capture(what)
         shipped = {
@@ -221,5 +227,6 @@ def _arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     for where, name, value in given:
         if literal(value) is None:
             problem = f"the argument {name!r} ({a(value)}) cannot travel; pass plain data and make it from that"
+            problem += ", or deploy with ship='pickle' if it can be pickled"
             raise ValidationError(where, value, problem)
     return literal((args, kwargs)) or ""
