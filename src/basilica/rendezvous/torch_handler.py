@@ -276,7 +276,9 @@ class Keys:
                 connection = self._idle.pop()
             except IndexError:
                 break
-            if not select.select([connection.sock], [], [], 0)[0]:  # readable while nothing was asked: it is closed
+            poll = select.poll()
+            poll.register(connection.sock, select.POLLIN)
+            if not poll.poll(0):  # readable while nothing was asked: it is closed
                 connection.sock.settimeout(within)
                 return connection
             connection.close()
