@@ -33,7 +33,7 @@ def rank(shipped: Shipped, folder: Path, *, python: str = sys.executable, site: 
 
 
 def answer(folder: Path, source: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    code, found, complained = rank(ship(source, args=args, kwargs=kwargs, by="pickle"), folder)
+    code, found, complained = rank(ship(source, args=args, kwargs=kwargs, by="pickle", remote=True), folder)
     assert code == 0, complained
     return found
 
