@@ -5,6 +5,7 @@ the same ways whatever serves their keys, and by whichever backend they meet the
 conditions; how long things take is in `benchmarks/elastic.py`.
 """
 
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -169,6 +170,18 @@ def test_an_agent_that_dies_before_it_said_who_it_is_takes_no_other_with_it(seat
         assert restarts(run, began) == {0}
         assert run.finish([left, successor]) == [0, 0]
         assert_sums_are_right(run)
+
+
+def test_an_agent_that_waits_for_a_lost_peer_ends_when_it_is_asked_to(tmp_path: Path) -> None:
+    """Once it has had workers, torch takes the signal for a failed attempt to meet, and tries again."""
+    with rendezvous("ours", tmp_path) as endpoint, Fleet(endpoint, "lost", tmp_path / "run", nodes=(2, 2)) as run:
+        began = time.time()
+        left, lost = run.start(2)
+        run.first_step(2, began)
+        lost.kill()
+        run.until(lambda: "Added self to waiting list" in left.said(), "agent that waits")
+        left.terminate()
+        assert left.process.wait(20) == -signal.SIGTERM
 
 
 @pytest.mark.parametrize("backend", ["basilica", "etcd"])
