@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-import httpcore
+import httpcore2
 from wsproto.connection import Connection, ConnectionState, ConnectionType
 from wsproto.events import BytesMessage, CloseConnection, Event, Ping, TextMessage
 from wsproto.frame_protocol import CloseReason
@@ -18,7 +18,7 @@ READ_BYTES = 1 << 16
 PING_EVERY_S = 15.0  # while nothing comes: whatever is in between takes a silent connection for a dead one
 PINGS_UNANSWERED = 4
 WRITE_S, GOODBYE_S = 10.0, 1.0
-_BROKEN = (httpcore.NetworkError, httpcore.TimeoutException, OSError)
+_BROKEN = (httpcore2.NetworkError, httpcore2.TimeoutException, OSError)
 
 
 class WebSocketError(Exception):
@@ -94,7 +94,7 @@ class Opening:
 class WebSocket:
     """An open connection. One task uses it: it answers pings while it reads."""
 
-    def __init__(self, stream: httpcore.AsyncNetworkStream) -> None:
+    def __init__(self, stream: httpcore2.AsyncNetworkStream) -> None:
         self._stream, self._frames = stream, Frames()
         self.farewell = ""  # what the server said when it closed
 
@@ -104,7 +104,7 @@ class WebSocket:
         while True:
             try:
                 data = await self._stream.read(READ_BYTES, PING_EVERY_S)
-            except httpcore.ReadTimeout:
+            except httpcore2.ReadTimeout:
                 silences += 1
                 if silences > PINGS_UNANSWERED:
                     raise WebSocketError(f"nothing came for {silences * PING_EVERY_S:g} s") from None
