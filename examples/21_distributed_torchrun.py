@@ -1,4 +1,4 @@
-"""Elastic torchrun: two agents train, and a third joins in the middle of the run. Needs torch and python-etcd.
+"""Elastic torchrun: two agents train, and a third joins in the middle of the run. Needs torch.
 
 Each rank is a torchrun agent; they meet at the run's own rendezvous, which is the default. The wait after `scale()`
 returns when the new world is really up, so the last line says 3.

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 from rich import box
 from rich.console import Console, Group
 from rich.live import Live
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 @contextmanager
-def control_plane() -> Iterator[httpx.Client]:
+def control_plane() -> Iterator[httpx2.Client]:
     """`basilica serve` on a free port, and a client with its key. Ctrl-C ends both, and no rank is left."""
     with tempfile.TemporaryDirectory(prefix="basilica-demo-") as state:
         argv = [sys.executable, "-m", "basilica.cli.main", "serve", "--port", "0", "--state-dir", state]
@@ -80,7 +80,7 @@ def control_plane() -> Iterator[httpx.Client]:
             assert server.stdout is not None
             url = server.stdout.readline().split()[-1]
             key = (Path(state) / "api-key").read_text().strip()
-            with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60) as api:
+            with httpx2.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60) as api:
                 try:
                     yield api
                 finally:
@@ -91,7 +91,7 @@ def control_plane() -> Iterator[httpx.Client]:
             server.wait()
 
 
-def watch(api: httpx.Client, name: str) -> Iterator[dict[str, Any]]:
+def watch(api: httpx2.Client, name: str) -> Iterator[dict[str, Any]]:
     """Every state of the run, as the server sends them, until its end."""
     with api.stream("GET", f"/deployments/{name}/watch", timeout=None) as stream:
         for line in stream.iter_lines():

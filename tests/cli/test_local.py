@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from basilica.client import embedded
@@ -79,7 +79,7 @@ def test_stop_says_how_many_runs_go_on_and_cancels_them_if_asked(state: Path) ->
     facts = local_json("start", state)
     assert facts["started"] is True
     headers = {"Authorization": f"Bearer {(state / 'api-key').read_text().strip()}"}
-    with httpx.Client(base_url=facts["url"], headers=headers, timeout=30, trust_env=False) as client:
+    with httpx2.Client(base_url=facts["url"], headers=headers, timeout=30, trust_env=False) as client:
         client.post("/deployments", json=run_request("train", "exec sleep 600")).raise_for_status()
         wait_for(client, "train", phase_is("ready"))
     assert local("status", state).startswith(f"Basilica listens on {facts['url']} (pid {facts['pid']}); 1 run live\n")

@@ -8,7 +8,7 @@ import socket
 import subprocess
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from tests.support.server import Server, cli, ended, phase_is, run_request, serving, wait_for
@@ -83,7 +83,7 @@ def test_with_a_key_it_listens_beyond_loopback_and_warns_of_plain_text(state: Pa
     with serving(state, "--host", "0.0.0.0") as server:
         url = server.url.replace("0.0.0.0", "127.0.0.1")
         headers = {"Authorization": f"Bearer {key}"}
-        assert httpx.get(f"{url}/deployments", headers=headers, trust_env=False).status_code == 200
+        assert httpx2.get(f"{url}/deployments", headers=headers, trust_env=False).status_code == 200
         assert "Keys travel unencrypted" in server.stderr
 
 
@@ -196,7 +196,7 @@ def test_a_terminated_server_ends_its_streams_cleanly_and_leaves_ranks_running(s
 
 def ask(server: Server, path: str) -> http.client.HTTPConnection:
     """A question about the run `train`, asked and not yet answered."""
-    url = httpx.URL(server.url)
+    url = httpx2.URL(server.url)
     connection = http.client.HTTPConnection(url.host, url.port, timeout=30)
     connection.request("GET", f"/deployments/train/{path}", headers={"Authorization": f"Bearer {server.key}"})
     return connection

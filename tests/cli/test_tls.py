@@ -4,7 +4,7 @@ import ssl
 import subprocess
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from tests.support.server import cli, serving
@@ -36,10 +36,10 @@ def test_it_speaks_tls_and_nothing_else(tmp_path: Path, certificate: Path) -> No
         assert server.url.startswith("https://localhost:")
         with server.client(verify=trusted) as client:
             assert client.get("/deployments").status_code == 200
-        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
-            httpx.get(f"{server.url}/health", trust_env=False)
-        with pytest.raises(httpx.TransportError):
-            httpx.get(f"{server.url.replace('https', 'http')}/health", trust_env=False)
+        with pytest.raises(httpx2.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+            httpx2.get(f"{server.url}/health", trust_env=False)
+        with pytest.raises(httpx2.TransportError):
+            httpx2.get(f"{server.url.replace('https', 'http')}/health", trust_env=False)
         assert cli("prune", "--state-dir", tmp_path / "state").stdout == "no run ended more than 7d ago\n"
 
 

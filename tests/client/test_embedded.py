@@ -15,7 +15,7 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from basilica.client import embedded
@@ -51,8 +51,8 @@ def pid_of(state: Path) -> int:
     return running.pid
 
 
-def talk(endpoint: Endpoint) -> httpx.Client:
-    return httpx.Client(base_url=endpoint.url, headers=endpoint.headers(), timeout=SECONDS, trust_env=False)
+def talk(endpoint: Endpoint) -> httpx2.Client:
+    return httpx2.Client(base_url=endpoint.url, headers=endpoint.headers(), timeout=SECONDS, trust_env=False)
 
 
 def start_run(endpoint: Endpoint, name: str, script: str) -> None:
@@ -103,7 +103,7 @@ def test_the_first_use_starts_it_and_the_second_finds_it(state: Path, monkeypatc
     assert (seen.state_dir, seen.log_file, seen.key_file) == (state, state / "server.log", state / "api-key")
     assert "listens on" in (state / "server.log").read_text()
     with monkeypatch.context() as without:  # finding takes no request, no process and no lock
-        without.setattr(httpx, "Client", None)
+        without.setattr(httpx2, "Client", None)
         without.setattr(subprocess, "Popen", None)
         without.setattr(fcntl, "flock", None)
         assert embedded.locate(state) == first

@@ -381,7 +381,7 @@ def test_a_closure_over_what_cannot_travel_is_refused_with_its_name() -> None:
     with pytest.raises(ValidationError) as refused:
         ship(f)
     problem = "closes over 'lock' (a lock), which cannot travel; pass it as an argument or make it in the function"
-    assert refused.value.args == ("source", "f", problem)
+    assert refused.value.args == ("source", "f", f"{problem}, or deploy with ship='pickle' if it can be pickled")
 
 
 def test_a_closure_without_a_value_is_refused() -> None:
@@ -698,7 +698,7 @@ def test_torchrun_gets_its_options_before_the_script(tmp_path: Path) -> None:
     assert payload(shipped)["script"] == str(script)
     assert payload(shipped)["torchrun"] == [
         "--nnodes=$BASILICA_WORLD_MIN:$BASILICA_WORLD_MAX",
-        "--rdzv-backend=etcd",
+        "--rdzv-backend=basilica",
         "--rdzv-endpoint=$BASILICA_RDZV_ENDPOINT",
         "--rdzv-id=$BASILICA_RDZV_ID",
         "--nproc-per-node=$BASILICA_GPUS_PER_POD",
@@ -772,11 +772,10 @@ def test_a_function_under_torchrun_is_run_by_its_workers_and_the_first_one_answe
         "BASILICA_RDZV_ENDPOINT": "127.0.0.1:29400",
         "BASILICA_RDZV_ID": "the-run",
     }
-    (rank.directory / "etcd.py").write_text("class Client: _next_server = None")
     done = rank.run(ship(local_rank, launcher="torchrun"), "--x=1", isolated=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        "['--nnodes=1:4', '--rdzv-backend=etcd', '--rdzv-endpoint=127.0.0.1:29400', '--rdzv-id=the-run']",
+        "['--nnodes=1:4', '--rdzv-backend=basilica', '--rdzv-endpoint=127.0.0.1:29400', '--rdzv-id=the-run']",
         "worker 0 ['--x=1']",
         "worker 1 ['--x=1']",
     ]

@@ -15,6 +15,7 @@ import pytest
 
 from basilica.shipping.source import Shipped, ship
 from tests.rendezvous.harness import free_port, service_process
+from tests.support.python_etcd import without_python_etcd
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -140,13 +141,22 @@ def test_what_is_not_installed_is_said_in_one_sentence(rank: Rank) -> None:
     code, _, complained = rank.run(ship(fails, args=("x",), launcher="torchrun"), python=bare)
     assert code == 1
     assert complained.count("\n") == 1
-    assert "needs torch and python-etcd" in complained
-    assert "pip install torch python-etcd" in complained
+    assert "needs torch, which" in complained
+    assert "pip install torch" in complained
+    assert "pip_packages=['torch']" in complained
 
-    (rank.directory / "torch.py").touch()
-    _, _, complained = rank.run(ship(fails, args=("x",), launcher="torchrun"), python=bare)
-    assert "needs python-etcd, which" in complained
-    assert "pip_packages=['python-etcd']" in complained
+
+def test_an_agent_needs_nothing_but_torch(rank: Rank) -> None:
+    """Neither python-etcd nor basilica: what it speaks to its rendezvous with travels with the function."""
+    rank.env |= without_python_etcd(rank.directory / "without") | {"PYTHONSAFEPATH": "1"}
+    script = rank.directory / "train.py"
+    script.write_text("import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'])\n")
+    with meeting(rank):
+        rank.env |= {"BASILICA_WORLD_MIN": "1", "BASILICA_WORLD_MAX": "1"}
+        for launcher in ("torchrun", "torchrun --rdzv-backend=etcd"):
+            rank.env["BASILICA_RDZV_ID"] = launcher.replace(" ", "")
+            code, said, complained = rank.run(ship(script, launcher=launcher))
+            assert (code, said) == (0, "0 1\n"), complained
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import os
 import time
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from basilica.machine.reserve import LARGEST, SMALLEST, Reserve, may_refill, size_for
@@ -141,5 +141,5 @@ def test_writes_that_end_things_outlast_any_number_of_creates(tmp_path: Path) ->
             assert client.delete("/deployments/first", params={"wait": 20}).json()["state"] == "Deleted"
 
 
-def many(client: httpx.Client, number: int) -> httpx.Response:
+def many(client: httpx2.Client, number: int) -> httpx2.Response:
     return client.post("/deployments", json=run_request(f"more-{number}", "true"))

@@ -9,7 +9,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from basilica.machine.high_water import HighWaterMark
@@ -35,12 +35,12 @@ def ranks_of(state: Path, instance: str) -> list[int]:
     return with_environment({f"BASILICA_CHECKPOINT_DIR={state}/runs/{instance}/checkpoints".encode()})
 
 
-def start(client: httpx.Client, name: str) -> str:
+def start(client: httpx2.Client, name: str) -> str:
     client.post("/deployments", json=run_request(name, "echo hello; sleep 1000")).raise_for_status()
     return str(wait_for(client, name, phase_is("ready"))["instanceName"])
 
 
-def kinds(client: httpx.Client) -> set[str]:
+def kinds(client: httpx2.Client) -> set[str]:
     body = client.get("/health").json()
     troubles = body.get("troubles", [])
     assert body["status"] == ("degraded" if troubles else "healthy")

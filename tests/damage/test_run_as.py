@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from basilica.runtimes.local.run_as import User, may_enter
@@ -28,7 +28,7 @@ def place() -> Iterator[Path]:
     shutil.rmtree(directory)
 
 
-def output(client: httpx.Client, name: str, script: str, **more: str) -> tuple[Json, list[str]]:
+def output(client: httpx2.Client, name: str, script: str, **more: str) -> tuple[Json, list[str]]:
     client.post("/deployments", json=run_request(name, script) | more).raise_for_status()
     body = wait_for(client, name, ended)
     return body, client.get(f"/deployments/{name}/logs", params={"rank": 0}).text.splitlines()

@@ -94,7 +94,7 @@ it.end_training()
 def test_accelerate_launch_goes_on_with_a_larger_and_a_smaller_world(endpoint: str, tmp_path: Path) -> None:
     """It knows no range of machines; torchrun, which it calls, takes that from its own variables."""
     launcher = ["accelerate.commands.launch", "--multi_gpu", "--num_machines=1", "--num_processes=2"]
-    launcher += ["--main_process_port=0", "--rdzv_backend=etcd", f"--rdzv_conf={CONF}", "--max_restarts=10"]
+    launcher += ["--main_process_port=0", "--rdzv_backend=basilica", f"--rdzv_conf={CONF}", "--max_restarts=10"]
     env = {"PET_NNODES": "1:2", "PET_RDZV_ENDPOINT": endpoint, "PET_RDZV_ID": "accelerated"}
     with (
         Fleet(

@@ -1,10 +1,11 @@
 """Unmodified torchrun agents that are driven through resizes and losses, on our rendezvous and on real etcd.
 
 Training never stops for good, every all-reduce gives the sum for the world that it was taken in, and the agents take
-the same ways whatever serves their keys. What waits here waits for conditions; how long things take is in
-`benchmarks/elastic.py`.
+the same ways whatever serves their keys, and by whichever backend they meet there. What waits here waits for
+conditions; how long things take is in `benchmarks/elastic.py`.
 """
 
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,7 +50,9 @@ def restarts(run: Fleet, since: float) -> set[int]:
 
 def test_a_world_of_2_to_4_starts_grows_shrinks_loses_an_agent_and_ends(endpoint: str, tmp_path: Path) -> None:
     with (
-        Fleet(endpoint, "story", tmp_path / "run", nodes=(2, 4), options=NEVER, linger=2) as run,
+        Fleet(
+            endpoint, "story", tmp_path / "run", nodes=(2, 4), options=NEVER, linger=2, backends=("basilica", "etcd")
+        ) as run,
         driven(endpoint, "story"),
     ):
         run.want(2)
@@ -169,10 +172,23 @@ def test_an_agent_that_dies_before_it_said_who_it_is_takes_no_other_with_it(seat
         assert_sums_are_right(run)
 
 
-def test_without_a_driver_the_plain_way_still_works(tmp_path: Path) -> None:
+def test_an_agent_that_waits_for_a_lost_peer_ends_when_it_is_asked_to(tmp_path: Path) -> None:
+    """Once it has had workers, torch takes the signal for a failed attempt to meet, and tries again."""
+    with rendezvous("ours", tmp_path) as endpoint, Fleet(endpoint, "lost", tmp_path / "run", nodes=(2, 2)) as run:
+        began = time.time()
+        left, lost = run.start(2)
+        run.first_step(2, began)
+        lost.kill()
+        run.until(lambda: "Added self to waiting list" in left.said(), "agent that waits")
+        left.terminate()
+        assert left.process.wait(20) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("backend", ["basilica", "etcd"])
+def test_without_a_driver_the_plain_way_still_works(backend: str, tmp_path: Path) -> None:
     with rendezvous("ours", tmp_path) as endpoint:
         options = ["--rdzv-conf=timeout=60,last_call_timeout=2"]
-        with Fleet(endpoint, "plain", tmp_path / "run", nodes=(1, 2), options=options) as run:
+        with Fleet(endpoint, "plain", tmp_path / "run", nodes=(1, 2), options=options, backends=[backend]) as run:
             began = time.time()
             agents = run.start()
             run.first_step(1, began)

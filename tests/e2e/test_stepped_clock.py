@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.e2e.server import processes_of
@@ -39,9 +39,9 @@ class Server:
         self.url, self.port = found[1], found[1].rpartition(":")[2]
         self.key = (state / "api-key").read_text().strip()
 
-    def client(self) -> httpx.Client:
+    def client(self) -> httpx2.Client:
         headers = {"Authorization": f"Bearer {self.key}"}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=30, trust_env=False)
+        return httpx2.Client(base_url=self.url, headers=headers, timeout=30, trust_env=False)
 
     def end(self, number: int) -> None:
         self.process.send_signal(number)
@@ -51,7 +51,7 @@ class Server:
 
 
 @contextmanager
-def serving(state: Path, clock: SteppedClock, port: str = "0") -> Iterator[tuple[Server, httpx.Client]]:
+def serving(state: Path, clock: SteppedClock, port: str = "0") -> Iterator[tuple[Server, httpx2.Client]]:
     server = Server(state, clock, port)
     try:
         with server.client() as client:
@@ -71,7 +71,7 @@ def clock(tmp_path: Path) -> SteppedClock:
     return SteppedClock(tmp_path)
 
 
-def create(client: httpx.Client, name: str, script: str, target: int = 1, **gang: Any) -> str:
+def create(client: httpx2.Client, name: str, script: str, target: int = 1, **gang: Any) -> str:
     request = run_request(name, script, target=target)
     top = {key: gang.pop(key) for key in ("ttlSeconds",) if key in gang}
     request["distributed"] |= gang

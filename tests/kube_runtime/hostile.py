@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from basilica.kube.client.websocket import BINARY, CLOSE
-
+CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
 MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 V5, V4 = "v5.channel.k8s.io", "v4.channel.k8s.io"
 

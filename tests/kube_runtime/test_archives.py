@@ -8,7 +8,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from basilica.core.errors import RuntimeUnavailable, ValidationError
@@ -263,7 +263,7 @@ def test_a_rank_that_gets_another_pod_gets_the_directory_as_it_was_sent(kube: Ku
 def kube_log(plane: Plane, run: str, *, other_than: str = "") -> list[str]:
     for name in (pod["metadata"]["name"] for pod in plane.pods(run)):
         if name != other_than:
-            return httpx.get(f"{plane.kube.url}/api/v1/namespaces/{NAMESPACE}/pods/{name}/log").text.splitlines()
+            return httpx2.get(f"{plane.kube.url}/api/v1/namespaces/{NAMESPACE}/pods/{name}/log").text.splitlines()
     return []
 
 

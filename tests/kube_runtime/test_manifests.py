@@ -5,7 +5,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from basilica.core.deployment import Owner
@@ -56,7 +56,7 @@ def test_a_strict_api_server_takes_all_of_it(run: RunObjects, parts: int) -> Non
         made["pod"] = run.worker_pod(3, 1, "10.0.0.1:2379", archive_parts=parts, group=PodGroup("train", 4))
         made["probe"] = run.bench_pods(["a", "b"], "10.0.0.1:2379", strict=True)[1]
         where |= {"pod": run.pods_path, "probe": run.pods_path}
-        async with httpx.AsyncClient(base_url=kube.url) as client:
+        async with httpx2.AsyncClient(base_url=kube.url) as client:
             for name, body in made.items():
                 answer = await client.post(where[name], params={"fieldValidation": "Strict"}, content=json.dumps(body))
                 assert answer.status_code == 201, (name, answer.text)

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, TypeVar
 
-import httpx
+import httpx2
 
 from basilica.core.deployment import Deployment
 from basilica.core.errors import DeploymentNotFound
@@ -107,15 +107,15 @@ def the_object(kube: KubeServer, name: str = "train", namespace: str = "u-ann") 
     return found
 
 
-def edit(kube: KubeServer, change: Json, name: str = "train", *, subresource: str = "") -> httpx.Response:
+def edit(kube: KubeServer, change: Json, name: str = "train", *, subresource: str = "") -> httpx2.Response:
     """As `kubectl patch` does."""
     headers = {"Content-Type": "application/merge-patch+json"}
-    return httpx.patch(kube.url + path_of("u-ann", name, subresource), json=change, headers=headers)
+    return httpx2.patch(kube.url + path_of("u-ann", name, subresource), json=change, headers=headers)
 
 
 def deleted(kube: KubeServer, name: str = "train") -> None:
     """As `kubectl delete` does."""
-    assert httpx.delete(kube.url + path_of("u-ann", name)).status_code == 200
+    assert httpx2.delete(kube.url + path_of("u-ann", name)).status_code == 200
 
 
 def scaled(target: int) -> Json:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from basilica_testkube import KubeServer
@@ -50,7 +50,7 @@ def test_a_namespace_goes_with_the_live_run_in_it(here: Installation) -> None:
     kube, namespace = here.kube, namespace_of(here.kube, "u-goes")
     begin(kube, namespace, "live", SLEEPS, "ready")
     began = time.monotonic()
-    assert httpx.delete(f"{kube.url}/api/v1/namespaces/{namespace}").status_code == 200
+    assert httpx2.delete(f"{kube.url}/api/v1/namespaces/{namespace}").status_code == 200
     while kube.get("namespaces", namespace) is not None:
         assert time.monotonic() < began + PROMPT_S, left_in(kube, namespace)
         time.sleep(0.05)
@@ -61,7 +61,7 @@ def test_a_namespace_goes_with_a_run_in_it_that_has_ended(here: Installation) ->
     begin(kube, namespace, "done", ["true"], "succeeded")
     kube.wait_for(lambda: "-rendezvous" not in str(kube.objects("services", namespace)), PATIENCE)
     began = time.monotonic()
-    assert httpx.delete(f"{kube.url}/api/v1/namespaces/{namespace}").status_code == 200
+    assert httpx2.delete(f"{kube.url}/api/v1/namespaces/{namespace}").status_code == 200
     while kube.get("namespaces", namespace) is not None:
         assert time.monotonic() < began + PROMPT_S, left_in(kube, namespace)
         time.sleep(0.05)
@@ -71,9 +71,9 @@ def test_a_run_whose_namespace_goes_can_be_deleted_meanwhile(here: Installation)
     kube, namespace = here.kube, namespace_of(here.kube, "u-both")
     begin(kube, namespace, "live", SLEEPS, "ready")
     began = time.monotonic()
-    assert httpx.delete(f"{kube.url}/api/v1/namespaces/{namespace}").status_code == 200
+    assert httpx2.delete(f"{kube.url}/api/v1/namespaces/{namespace}").status_code == 200
     path = f"/apis/basilica.dev/v1alpha1/namespaces/{namespace}/userdeployments/live"
-    assert httpx.delete(f"{kube.url}{path}").status_code == 200
+    assert httpx2.delete(f"{kube.url}{path}").status_code == 200
     while kube.get("namespaces", namespace) is not None:
         assert time.monotonic() < began + PROMPT_S, left_in(kube, namespace)
         time.sleep(0.05)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from basilica.controller.step import run_of
@@ -217,7 +217,7 @@ def test_a_namespace_that_takes_our_rights_along_goes_with_its_run(ended: bool) 
                 async with operating(kube, ours):
                     made = await apis.create(a_run("true" if ended else "exec sleep 1000"), [])
                     await until(apis, made.instance, lambda d: d.status.settled if ended else d.status.ready == 2)
-                    await asyncio.to_thread(httpx.delete, f"{kube.url}/api/v1/namespaces/u-ann")
+                    await asyncio.to_thread(httpx2.delete, f"{kube.url}/api/v1/namespaces/u-ann")
                     await until_gone(kube, "namespaces", "u-ann")
             finally:
                 await apis.close()

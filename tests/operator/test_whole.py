@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-import httpx
+import httpx2
 import pytest
 
 import basilica
@@ -35,16 +35,16 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
 
 
 @pytest.fixture
-def api(here: Installation) -> Iterator[httpx.Client]:
+def api(here: Installation) -> Iterator[httpx2.Client]:
     with client_of(here, here.url) as client:
         yield client
 
 
-def client_of(here: Installation, url: str) -> httpx.Client:
-    return httpx.Client(base_url=url, headers={"Authorization": f"Bearer {here.key}"}, timeout=PATIENCE)
+def client_of(here: Installation, url: str) -> httpx2.Client:
+    return httpx2.Client(base_url=url, headers={"Authorization": f"Bearer {here.key}"}, timeout=PATIENCE)
 
 
-def deploy(api: httpx.Client, name: str, command: str, *, target: int = 2, **distributed: Any) -> str:
+def deploy(api: httpx2.Client, name: str, command: str, *, target: int = 2, **distributed: Any) -> str:
     size = {"min": 1, "target": target, "max": 4}
     body = {"instanceName": name, "distributed": {"worldSize": size, "command": command, **distributed}}
     answer = api.post("/deployments", json=body)
@@ -53,7 +53,7 @@ def deploy(api: httpx.Client, name: str, command: str, *, target: int = 2, **dis
     return instance
 
 
-def until(api: httpx.Client, instance: str, done: Callable[[Json], object]) -> Json:
+def until(api: httpx2.Client, instance: str, done: Callable[[Json], object]) -> Json:
     """The first state that will do, told by the API's own long poll."""
     end = time.monotonic() + PATIENCE
     found: Json = api.get(f"/deployments/{instance}").json()
@@ -90,7 +90,7 @@ def eventually(look: Callable[[], Found | None]) -> Found:
     return found
 
 
-def test_a_run_from_deploy_to_delete_leaves_nothing(here: Installation, api: httpx.Client) -> None:
+def test_a_run_from_deploy_to_delete_leaves_nothing(here: Installation, api: httpx2.Client) -> None:
     instance = deploy(api, "whole", 'trap "exit 0" TERM; echo rank $RANK; sleep 1000 & wait')
     until(api, instance, ready(2))
     for target in (4, 2):
@@ -106,7 +106,7 @@ def test_a_run_from_deploy_to_delete_leaves_nothing(here: Installation, api: htt
     assert instance in str(usage)
 
 
-def test_commands_run_beside_ranks_and_end_with_whoever_asked(here: Installation, api: httpx.Client) -> None:
+def test_commands_run_beside_ranks_and_end_with_whoever_asked(here: Installation, api: httpx2.Client) -> None:
     instance = deploy(api, "beside", 'trap "exit 0" TERM; sleep 1000 & wait')
     until(api, instance, ready(2))
     command = ["-m", "basilica.cli.main", "train", "exec", instance, "--rank", "1", "--", "sh", "-c"]
@@ -173,13 +173,13 @@ def test_a_directory_is_shipped_and_what_its_ranks_report_is_drawn_after_the_end
         annotations = {"metadata": {"annotations": {"basilica.dev/wanted-at": "1000.0"}}}
         path = f"/api/v1/namespaces/u-local/configmaps/{obj['metadata']['name']}"
         patch = {"Content-Type": "application/merge-patch+json"}
-        httpx.patch(f"{here.kube.url}{path}", json=annotations, headers=patch).raise_for_status()
+        httpx2.patch(f"{here.kube.url}{path}", json=annotations, headers=patch).raise_for_status()
     here.operator.terminate()
     here.operator, here.health = here.start_operator()  # which looks for what is old when it begins to lead
     eventually(lambda: "archive" not in str(here.kube.objects("configmaps", "u-local")))
 
 
-def test_a_rank_that_fails_three_times_is_named(here: Installation, api: httpx.Client) -> None:
+def test_a_rank_that_fails_three_times_is_named(here: Installation, api: httpx2.Client) -> None:
     script = 'if [ "$RANK" = 1 ]; then echo it broke >&2; exit 7; fi; sleep 1000'
     instance = deploy(api, "failing", script, worldSize={"min": 2, "target": 2, "max": 2}, maxRestarts=2)
     ended = until(api, instance, settled)
@@ -194,7 +194,7 @@ def test_a_rank_that_fails_three_times_is_named(here: Installation, api: httpx.C
 
 
 def test_the_operator_is_killed_at_random_and_nothing_is_lost_or_doubled(
-    here: Installation, api: httpx.Client, tmp_path: Path
+    here: Installation, api: httpx2.Client, tmp_path: Path
 ) -> None:
     """SIGKILL, again and again, while a run is scaled up and down and ends."""
     chance = random.Random(7)
@@ -215,7 +215,7 @@ def test_the_operator_is_killed_at_random_and_nothing_is_lost_or_doubled(
     assert len(starts) == len(set(starts)), starts
 
 
-def test_at_rest_nothing_is_asked_but_for_the_lease(here: Installation, api: httpx.Client) -> None:
+def test_at_rest_nothing_is_asked_but_for_the_lease(here: Installation, api: httpx2.Client) -> None:
     """A run is up, a client waits for it, and nothing happens."""
     instance = deploy(api, "resting", "sleep 1000")
     until(api, instance, ready(2))
@@ -251,15 +251,15 @@ def test_an_operator_that_is_told_to_stop_gives_its_lease_back(here: Installatio
     eventually(holder)
 
 
-def test_of_two_operators_one_acts_and_both_are_healthy(here: Installation, api: httpx.Client) -> None:
+def test_of_two_operators_one_acts_and_both_are_healthy(here: Installation, api: httpx2.Client) -> None:
     second, health = here.start_operator()
 
     def leading(url: str) -> bool:
-        return "basilica_operator_leads 1.0" in httpx.get(f"{url}/metrics").text
+        return "basilica_operator_leads 1.0" in httpx2.get(f"{url}/metrics").text
 
     for url in (here.health, health):
-        assert httpx.get(f"{url}/healthz").text == "ok\n"
-        eventually(lambda url=url: httpx.get(f"{url}/readyz").status_code == 200)  # type: ignore[misc]
+        assert httpx2.get(f"{url}/healthz").text == "ok\n"
+        eventually(lambda url=url: httpx2.get(f"{url}/readyz").status_code == 200)  # type: ignore[misc]
     assert (leading(here.health), leading(health)) == (True, False)
     instance = deploy(api, "two", "sleep 1000")
     until(api, instance, ready(2))
@@ -273,7 +273,7 @@ def test_of_two_operators_one_acts_and_both_are_healthy(here: Installation, api:
     assert until(api, instance, settled)["phase"] == "cancelled"
 
 
-def test_what_one_api_server_makes_another_one_knows(here: Installation, api: httpx.Client) -> None:
+def test_what_one_api_server_makes_another_one_knows(here: Installation, api: httpx2.Client) -> None:
     process, url = here.start_server()
     with client_of(here, url) as other:
         instance = deploy(api, "shared", "sleep 1000")
@@ -296,16 +296,16 @@ def test_what_one_api_server_makes_another_one_knows(here: Installation, api: ht
 def test_keys_are_revoked_everywhere_at_once(here: Installation) -> None:
     key = here.key_of("carol")
     headers = {"Authorization": f"Bearer {key}"}
-    eventually(lambda: httpx.get(f"{here.url}/deployments", headers=headers).status_code == 200)
+    eventually(lambda: httpx2.get(f"{here.url}/deployments", headers=headers).status_code == 200)
     listed = here.basilica("keys", "list", "--store", "kubernetes", *here.cluster)
     [row] = [line for line in listed.splitlines() if " carol " in line]
     here.basilica("keys", "revoke", row.split()[0], "--store", "kubernetes", *here.cluster)
-    eventually(lambda: httpx.get(f"{here.url}/deployments", headers=headers).status_code == 401)
+    eventually(lambda: httpx2.get(f"{here.url}/deployments", headers=headers).status_code == 401)
     secrets = [s for s in here.kube.objects("secrets", "default") if s["metadata"]["name"].startswith("basilica-key-")]
     assert key not in str(secrets)
 
 
-def test_finalizers_are_released_when_there_is_no_operator(here: Installation, api: httpx.Client) -> None:
+def test_finalizers_are_released_when_there_is_no_operator(here: Installation, api: httpx2.Client) -> None:
     instance = deploy(api, "held", "sleep 1000")
     until(api, instance, ready(2))
     here.operator.terminate()
@@ -314,7 +314,7 @@ def test_finalizers_are_released_when_there_is_no_operator(here: Installation, a
     assert f"userdeployment u-local/{instance}" in said
     assert f"pod u-local/{instance}-0" in said
     assert here.basilica("operator", "--release", *here.cluster) == ""
-    gone = httpx.delete(f"{here.kube.url}/apis/basilica.dev/v1alpha1/namespaces/u-local/userdeployments/{instance}")
+    gone = httpx2.delete(f"{here.kube.url}/apis/basilica.dev/v1alpha1/namespaces/u-local/userdeployments/{instance}")
     assert gone.status_code == 200
     eventually(lambda: left_of(here, instance) == [])
     here.operator, here.health = here.start_operator()

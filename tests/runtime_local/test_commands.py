@@ -13,7 +13,7 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from basilica.core.environment import COMMAND_MARK
@@ -35,8 +35,8 @@ class Command:
         url, key, body = self._request
         headers = {"Authorization": f"Bearer {key}"}
         with (
-            suppress(httpx.HTTPError),
-            httpx.Client(base_url=url, headers=headers, timeout=SECONDS, trust_env=False) as client,
+            suppress(httpx2.HTTPError),
+            httpx2.Client(base_url=url, headers=headers, timeout=SECONDS, trust_env=False) as client,
             client.stream("POST", "/deployments/train/exec", json=body) as answer,
         ):
             for line in answer.iter_lines():
@@ -63,7 +63,7 @@ LEAVES_TWO = "setsid sh -c 'echo $$; exec sleep 1000' & echo $$; exec sleep 1000
 
 
 @contextmanager
-def a_run(state: Path, script: str = FOR_EVER, **more: Any) -> Iterator[tuple[Server, httpx.Client]]:
+def a_run(state: Path, script: str = FOR_EVER, **more: Any) -> Iterator[tuple[Server, httpx2.Client]]:
     with serving(state) as server, server.client() as client:
         client.post("/deployments", json=run_request("train", script, **more)).raise_for_status()
         wait_for(client, "train", phase_is("ready", "running"))

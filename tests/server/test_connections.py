@@ -10,7 +10,7 @@ import socket
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from basilica.server.acceptor import Acceptor
@@ -84,7 +84,7 @@ def test_members_are_refused_at_their_ceiling_and_never_closed_for_others() -> N
 # ---- on real sockets ------------------------------------------------------------------------------------------------
 
 
-async def connected(client: httpx.AsyncClient) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def connected(client: httpx2.AsyncClient) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     return await asyncio.open_connection(client.base_url.host, client.base_url.port)
 
 
@@ -257,7 +257,7 @@ async def test_strangers_who_say_nothing_keep_nobody_out(world: World) -> None:
         crowd = [await connected(client) for _ in range(20)]
         for _ in range(3):
             assert (await client.get("/deployments")).status_code == 200
-            async with httpx.AsyncClient(base_url=client.base_url, trust_env=False, verify=False) as newcomer:
+            async with httpx2.AsyncClient(base_url=client.base_url, trust_env=False, verify=False) as newcomer:
                 assert (await newcomer.get("/health")).status_code == 200
                 error_of(await newcomer.get("/deployments", headers=bearer("wrong")), 401)
         gone = [await asyncio.wait_for(all_of(reader), 5) for reader, _ in crowd[:16]]
@@ -332,7 +332,7 @@ def test_half_open_connections_do_not_starve_a_server_of_few_descriptors(tmp_pat
     with serving(tmp_path / "state", descriptors=256) as server:
         limit = Path(f"/proc/{server.pid}/limits").read_text()
         assert "256" in next(line for line in limit.splitlines() if line.startswith("Max open files"))
-        url = httpx.URL(server.url)
+        url = httpx2.URL(server.url)
         crowd = []
         for _ in range(500):
             stranger = socket.create_connection((url.host, url.port))

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from basilica.core.errors import StoreUnavailable
@@ -34,7 +34,7 @@ class Clock:
 
 
 @asynccontextmanager
-async def logged_in(world: World, who: httpx.AsyncClient | None = None) -> AsyncIterator[httpx.AsyncClient]:
+async def logged_in(world: World, who: httpx2.AsyncClient | None = None) -> AsyncIterator[httpx2.AsyncClient]:
     """A browser with a session: ann's, or of whom it is told."""
     link = (await (who or world.ann).post("/console/login-links")).json()["path"]
     async with world.client(None) as browser:
@@ -133,7 +133,7 @@ async def test_a_link_logs_in_once(world: World) -> None:
 @story
 async def test_over_tls_the_cookie_stays_there(world: World) -> None:
     link = (await world.ann.post("/console/login-links")).json()["path"]
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(world.app), base_url="https://world") as browser:
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(world.app), base_url="https://world") as browser:
         assert "Secure" in (await browser.get(link)).headers["set-cookie"]
 
 
@@ -286,7 +286,7 @@ async def test_what_is_being_read_ends_with_the_session(world: World, end: str) 
 
             async def read(path: str) -> None:
                 async with (
-                    httpx.AsyncClient(base_url=client.base_url, trust_env=False, timeout=20) as reader,
+                    httpx2.AsyncClient(base_url=client.base_url, trust_env=False, timeout=20) as reader,
                     reader.stream("GET", path, headers=cookies) as response,
                 ):
                     assert response.status_code == 200
@@ -340,7 +340,7 @@ async def changes(reader: "RunReader", done: Any) -> dict[str, Any]:
 class RunReader:
     """What a page knows after each event of the stream, and from which id it could go on."""
 
-    def __init__(self, response: httpx.Response) -> None:
+    def __init__(self, response: httpx2.Response) -> None:
         self._lines = response.aiter_lines()
         self.rows: dict[str, Any] = {}
         self.id = 0

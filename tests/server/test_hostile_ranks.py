@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-import httpx
+import httpx2
 
 from tests.support.server import Json, Server, run_request, serving, wait_for
 
@@ -33,13 +33,13 @@ def test_a_server_goes_on_is_killed_starts_again_and_ends_when_it_is_told_to(tmp
         assert server.stop() == 0
 
 
-def outcome(ann: httpx.Client, name: str, script: str) -> Json:
+def outcome(ann: httpx2.Client, name: str, script: str) -> Json:
     answer = ann.post("/deployments", json=run_request(name, script))
     assert answer.status_code == 201, answer.text
     return wait_for(ann, name, lambda run: run["phase"] in ("succeeded", "failed"))
 
 
-def check(ann: httpx.Client) -> None:
+def check(ann: httpx2.Client) -> None:
     """All that can be asked about the run is answered, and names what is wrong."""
     assert ann.get("/health").status_code == 200
     for query in ("", "?tail=5", "?follow=true"):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from tests.support.server import SECONDS, Server, ended, phase_is, run_request, serving, wait_for
@@ -51,7 +51,7 @@ def test_all_of_a_large_log_takes_no_memory(server: Server, query: str) -> None:
 
 
 def test_followers_that_do_not_read_cost_little_and_nobody_waits_for_them(server: Server) -> None:
-    url = httpx.URL(server.url)
+    url = httpx2.URL(server.url)
     with server.client() as client, ExitStack() as stack:
         script = a_large_log("touch $BASILICA_CHECKPOINT_DIR/done-$RANK; exec sleep 1000")
         client.post("/deployments", json=run_request("train", script, target=RANKS)).raise_for_status()
@@ -71,7 +71,7 @@ def test_followers_that_do_not_read_cost_little_and_nobody_waits_for_them(server
 @pytest.mark.parametrize("query", ["", "?follow=true"])
 def test_a_server_that_goes_away_breaks_off_what_nobody_reads_without_a_traceback(tmp_path: Path, query: str) -> None:
     with serving(tmp_path) as server, server.client() as client, ExitStack() as stack:
-        url = httpx.URL(server.url)
+        url = httpx2.URL(server.url)
         client.post("/deployments", json=run_request("train", a_large_log(), target=RANKS)).raise_for_status()
         wait_for(client, "train", ended)
         readers = [stack.enter_context(socket.create_connection((url.host, url.port))) for _ in range(10)]

@@ -1,6 +1,6 @@
 """Paths and methods, also those that the official client makes of odd names."""
 
-import httpx
+import httpx2
 import pytest
 
 from tests.support.world import World, error_of, story
@@ -30,7 +30,7 @@ PATHS_OF_ODD_NAMES = [
 @pytest.mark.parametrize("path", PATHS_OF_ODD_NAMES)
 @story
 async def test_what_is_not_there_is_404_with_a_body_that_clients_can_read(world: World, path: str) -> None:
-    error = error_of(await world.ann.get(httpx.URL("http://world", raw_path=path.encode())), 404)
+    error = error_of(await world.ann.get(httpx2.URL("http://world", raw_path=path.encode())), 404)
     assert error["code"] == "BASILICA_API_NOT_FOUND"
     assert len(error["message"]) < 500
 
@@ -39,7 +39,7 @@ async def test_what_is_not_there_is_404_with_a_body_that_clients_can_read(world:
 @story
 async def test_so_it_is_on_a_socket(world: World, path: str) -> None:
     async with world.listening() as client:
-        answer = await client.get(httpx.URL(str(client.base_url), raw_path=path.encode()))
+        answer = await client.get(httpx2.URL(str(client.base_url), raw_path=path.encode()))
         error_of(answer, 404, "BASILICA_API_NOT_FOUND")
 
 

@@ -6,7 +6,7 @@ import math
 import sys
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from basilica.core import stalls
@@ -266,7 +266,7 @@ def test_reports_go_on_while_the_server_is_killed_and_comes_back(tmp_path: Path)
         again.stop()
 
 
-def next_step(client: httpx.Client, least: int) -> int:
+def next_step(client: httpx2.Client, least: int) -> int:
     """The rank's step, as soon as it has come so far; the server says when there is news."""
     for _ in range(60):
         body = client.get("/deployments/talk/watch?wait=10&reported_since=0&since=1000000").json()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import requests
 import schemathesis
@@ -84,7 +84,7 @@ def background() -> Iterator[Background]:
 
 @pytest.fixture(scope="module")
 def document(background: Background) -> Any:
-    return httpx.get(f"{background.url}/openapi.json", trust_env=False).json()
+    return httpx2.get(f"{background.url}/openapi.json", trust_env=False).json()
 
 
 def questions() -> Iterator[tuple[str, str, GenerationMode]]:

@@ -2,7 +2,7 @@
 
 import asyncio
 
-import httpx
+import httpx2
 import pytest
 
 from basilica.core.seen import Stalled
@@ -157,7 +157,7 @@ async def test_a_watcher_that_leaves_leaves_nothing_behind(world: World) -> None
         await client.get("/health")
         before = len(world.left_tasks())
         for path in ("watch", "watch?since=999999", "logs?follow=true", "watch?wait=600&since=999999"):
-            async with httpx.AsyncClient(base_url=client.base_url, headers=client.headers) as leaving:
+            async with httpx2.AsyncClient(base_url=client.base_url, headers=client.headers) as leaving:
                 asking = asyncio.create_task(leaving.get(f"/deployments/{instance}/{path}"))
                 await _until(lambda: len(world.left_tasks()) > before + 1)
                 asking.cancel()
@@ -223,7 +223,7 @@ async def test_a_server_that_closes_ends_streams_and_long_polls(world: World) ->
         world.closing.set()
         assert [a.status_code for a in await asyncio.gather(*asking)] == [200, 200]
         assert (await deleting).json()["state"] == "Terminating"
-        with pytest.raises(httpx.RemoteProtocolError):  # broken off: this was not all of the log
+        with pytest.raises(httpx2.RemoteProtocolError):  # broken off: this was not all of the log
             await following
 
 

@@ -5,7 +5,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from basilica.server.auth import key_record
@@ -43,7 +43,7 @@ OF_AN_ACCOUNT = [
 BODIES = {"/scale-distributed": {"target": 2}, "/enroll-metadata": {"enabled": False}, "/deployments": a_request()}
 
 
-async def ask(client: httpx.AsyncClient, method: str, path: str) -> httpx.Response:
+async def ask(client: httpx2.AsyncClient, method: str, path: str) -> httpx2.Response:
     body = next((body for end, body in BODIES.items() if path.endswith(end) and method == "POST"), None)
     return await client.request(method, path, json=body)
 

@@ -129,7 +129,7 @@ class Fleet(Ledger):
 
     `linger`: how long a worker takes to fall over when it has lost a peer. An agent that is told in time to meet again
     does not count that as a failure. `launcher` is a module with its options that is used in place of torchrun, and
-    `torchrun` a module that takes torchrun's options.
+    `torchrun` a module that takes torchrun's options. Agents take turns with the `backends`.
     """
 
     def __init__(
@@ -145,21 +145,24 @@ class Fleet(Ledger):
         env: Mapping[str, str] | None = None,
         launcher: Sequence[str] | None = None,
         torchrun: str = "torch.distributed.run",
+        backends: Sequence[str] = ("basilica",),
     ) -> None:
         self._env = {"LINGER": str(linger), **(env or {})}
         super().__init__(folder)
         self.endpoint, self.run_id = endpoint, run_id
         (folder / "train.py").write_text(script)
         plain = [torchrun, f"--nnodes={nodes[0]}:{nodes[1]}", "--nproc-per-node=1"]
-        plain += ["--rdzv-backend=etcd", f"--rdzv-endpoint={endpoint}", f"--rdzv-id={run_id}", "--max-restarts=10"]
-        launched = [*(launcher or plain), *options, str(folder / "train.py"), str(folder)]
-        self._command = [sys.executable, "-u", "-m", *launched]
+        plain += [f"--rdzv-endpoint={endpoint}", f"--rdzv-id={run_id}", "--max-restarts=10"]
+        rest = [*options, str(folder / "train.py"), str(folder)]
+        launched = [launcher] if launcher else [[*plain, f"--rdzv-backend={backend}"] for backend in backends]
+        self._commands = [[sys.executable, "-u", "-m", *each, *rest] for each in launched]
         self.agents: list[Agent] = []
 
     def start(self, count: int = 1) -> list[Agent]:
-        fresh = [Agent(len(self.agents) + n, self._command, self.folder, self._env) for n in range(count)]
-        self.agents += fresh
-        return fresh
+        for number in range(len(self.agents), len(self.agents) + count):
+            command = self._commands[number % len(self._commands)]
+            self.agents.append(Agent(number, command, self.folder, self._env))
+        return self.agents[-count:]
 
     def want(self, target: int) -> None:
         """What the control plane writes before it starts or stops anybody."""

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
 from tests.support.entry import become_basilica
 
@@ -132,9 +132,9 @@ class Server(Command):
     def key(self) -> str:
         return self.key_file.read_text().strip()
 
-    def client(self, key: str | None = None, *, verify: Any = False) -> httpx.Client:
+    def client(self, key: str | None = None, *, verify: Any = False) -> httpx2.Client:
         headers = {"Authorization": f"Bearer {key or self.key}"}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=SECONDS, trust_env=False, verify=verify)
+        return httpx2.Client(base_url=self.url, headers=headers, timeout=SECONDS, trust_env=False, verify=verify)
 
     def kill(self) -> None:
         with suppress(ProcessLookupError):  # it had just ended by itself
@@ -185,7 +185,7 @@ def run_request(name: str, script: str, *, target: int = 1, **more: Any) -> Json
     return {"instanceName": name, "distributed": gang} | more
 
 
-def wait_for(client: httpx.Client, name: str, done: Callable[[Json], bool]) -> Json:
+def wait_for(client: httpx2.Client, name: str, done: Callable[[Json], bool]) -> Json:
     """Long-poll until the run satisfies `done`."""
     version = -1
     deadline = time.monotonic() + SECONDS

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec
 
-import httpx
+import httpx2
 import uvicorn
 
 from basilica.controller.loop import Controller
@@ -119,9 +119,9 @@ class World:
         self.controller = Controller(self.store, self.runtime, self.clock)
         self.metrics.add_controller(self.controller)
         self.app = build_app(self.plane, self.keys, self.metrics, self.closing)
-        self.ann: httpx.AsyncClient  # a client of hers, as `bob` is one of his
-        self.bob: httpx.AsyncClient
-        self.stranger: httpx.AsyncClient  # without a key
+        self.ann: httpx2.AsyncClient  # a client of hers, as `bob` is one of his
+        self.bob: httpx2.AsyncClient
+        self.stranger: httpx2.AsyncClient  # without a key
         self._exits = AsyncExitStack()
         self._before: set[asyncio.Task[Any]] = set()
 
@@ -142,15 +142,18 @@ class World:
     def left_tasks(self) -> list[asyncio.Task[Any]]:
         return [task for task in asyncio.all_tasks() if task not in self._before]
 
-    def client(self, key: str | None) -> httpx.AsyncClient:
+    def client(self, key: str | None) -> httpx2.AsyncClient:
         """A client that calls the app without a socket; exceptions that escape the app fail the test."""
-        return httpx.AsyncClient(
-            transport=httpx.ASGITransport(self.app), base_url="http://world", headers=bearer(key), timeout=STORY_SECONDS
+        return httpx2.AsyncClient(
+            transport=httpx2.ASGITransport(self.app),
+            base_url="http://world",
+            headers=bearer(key),
+            timeout=STORY_SECONDS,
         )
 
     # ---- what people do ---------------------------------------------------------------------------------------------
 
-    async def deploy(self, name: str = "train", *, target: int = 2, who: httpx.AsyncClient | None = None) -> str:
+    async def deploy(self, name: str = "train", *, target: int = 2, who: httpx2.AsyncClient | None = None) -> str:
         """Start a run of up to 8 ranks; its instance name, once its ranks are up."""
         answer = await (who or self.ann).post("/deployments", json=a_request(name, target=target))
         assert answer.status_code == 201, answer.text
@@ -180,7 +183,7 @@ class World:
     # ---- over a real socket -----------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def listening(self, limits: ConnectionLimits | None = None) -> AsyncIterator[httpx.AsyncClient]:
+    async def listening(self, limits: ConnectionLimits | None = None) -> AsyncIterator[httpx2.AsyncClient]:
         """The app on a socket, as `basilica serve` has it; a client of ann's."""
         with closing(bind(Listen(port=0))) as sock:
             config = uvicorn.Config(self.app, ws="none", log_config=None, access_log=False, lifespan="off", loop="none")
@@ -188,7 +191,7 @@ class World:
             serving = asyncio.create_task(server.serve(sockets=[sock]))
             url = f"http://127.0.0.1:{sock.getsockname()[1]}"
             try:
-                async with httpx.AsyncClient(
+                async with httpx2.AsyncClient(
                     base_url=url, headers=bearer(key_of("ann")), timeout=STORY_SECONDS, trust_env=False, verify=False
                 ) as client:
                     yield client
@@ -229,7 +232,7 @@ def a_request(name: str = "train", *, target: int = 2, min: int = 1, max: int = 
     return {"instanceName": name, "distributed": {"worldSize": world, "command": "train.sh"}} | more
 
 
-def error_of(answer: httpx.Response, status: int, code: str | None = None) -> Json:
+def error_of(answer: httpx2.Response, status: int, code: str | None = None) -> Json:
     """The error of an answer, once its status, its code and the form that the official client needs are checked."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/json"
@@ -250,7 +253,7 @@ def error_of(answer: httpx.Response, status: int, code: str | None = None) -> Js
 class SseReader:
     """Reads a stream of server-sent events; comments are counted."""
 
-    response: httpx.Response
+    response: httpx2.Response
     comments: int = 0
     _lines: AsyncIterator[str] = field(init=False)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from kubernetes import client
 from kubernetes.stream import stream
@@ -118,7 +118,7 @@ def test_a_command_outlives_its_client_and_not_its_container(
     ended(asking)
     until((tmp_path / "alone").exists)
     assert is_alive(pid)
-    httpx.delete(f"{machines.url}{PODS}/one").raise_for_status()
+    httpx2.delete(f"{machines.url}{PODS}/one").raise_for_status()
     until(lambda: not is_alive(pid))
 
 
@@ -142,10 +142,10 @@ def test_the_official_client_gets_both_streams_and_the_exit_code(machines: KubeS
 # ---- refusals --------------------------------------------------------------------------------------------------------
 
 
-def upgrade(kube: KubeServer, name: str, query: str, protocols: str = V5) -> httpx.Response:
+def upgrade(kube: KubeServer, name: str, query: str, protocols: str = V5) -> httpx2.Response:
     headers = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="}
     headers |= {"Sec-WebSocket-Version": "13", "Sec-WebSocket-Protocol": protocols}
-    return httpx.get(f"{kube.url}{PODS}/{name}/exec?{query}", headers=headers)
+    return httpx2.get(f"{kube.url}{PODS}/{name}/exec?{query}", headers=headers)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_what_is_asked_wrongly_is_a_bad_request(machines: KubeServer, query: str
 
 def test_who_does_not_upgrade_or_speaks_another_protocol_is_refused(machines: KubeServer) -> None:
     running(machines)
-    plain = httpx.post(f"{machines.url}{PODS}/one/exec?command=true&stdout=1")
+    plain = httpx2.post(f"{machines.url}{PODS}/one/exec?command=true&stdout=1")
     assert (plain.status_code, plain.json()["message"]) == (400, "Upgrade request required")
     assert upgrade(machines, "one", "command=true&stdout=1", "v9.channel.k8s.io").status_code == 403
     assert upgrade(machines, "two", "command=true&stdout=1").status_code == 404
@@ -192,7 +192,7 @@ class Raw:
     """A connection as it is on the wire."""
 
     def __init__(self, kube: KubeServer, query: str, protocol: str = V5) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", httpx.URL(kube.url).port or 0), timeout=SECONDS)
+        self._socket = socket.create_connection(("127.0.0.1", httpx2.URL(kube.url).port or 0), timeout=SECONDS)
         self._file = self._socket.makefile("rb")
         lines = [f"GET {PODS}/one/exec?{query} HTTP/1.1", "Host: kube", "Connection: Upgrade", "Upgrade: websocket"]
         lines += ["Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="]

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -70,13 +70,13 @@ def test_broken_manifests_are_refused_or_taken(kube: KubeServer, data: st.DataOb
     path = data.draw(st.sampled_from(sorted(MANIFESTS)))
     manifest = MANIFESTS[path]
     body = broken(manifest, data.draw(st.sampled_from(list(places(manifest)))), data.draw(JSON))
-    answer = httpx.post(kube.url + path, json=body)
+    answer = httpx2.post(kube.url + path, json=body)
     assert answer.status_code in (201, 400, 403, 404, 409, 422), (body, answer.text)
     if answer.status_code == 201:
         name = answer.json()["metadata"]["name"]
         if path.endswith("customresourcedefinitions") or name in ("default", "kube-system"):
             return
-        deleted = httpx.delete(f"{kube.url}{path}/{name}?propagationPolicy=Background")
+        deleted = httpx2.delete(f"{kube.url}{path}/{name}?propagationPolicy=Background")
         assert deleted.status_code == 200, deleted.text
 
 
@@ -84,7 +84,7 @@ def test_broken_manifests_are_refused_or_taken(kube: KubeServer, data: st.DataOb
 @settings(max_examples=examples(50), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_patches_of_all_kinds_are_refused_or_taken(kube: KubeServer, data: st.DataObject) -> None:
     path = "/apis/batch/v1/namespaces/default/jobs"
-    httpx.post(kube.url + path, json=job("patched", 1))
+    httpx2.post(kube.url + path, json=job("patched", 1))
     media = data.draw(
         st.sampled_from(["json-patch+json", "merge-patch+json", "strategic-merge-patch+json", "apply-patch+yaml"])
     )
@@ -99,7 +99,7 @@ def test_patches_of_all_kinds_are_refused_or_taken(kube: KubeServer, data: st.Da
             }
         ]
     url = f"{kube.url}{path}/patched?fieldManager=me"
-    answer = httpx.patch(url, content=json.dumps(body), headers={"Content-Type": f"application/{media}"})
+    answer = httpx2.patch(url, content=json.dumps(body), headers={"Content-Type": f"application/{media}"})
     assert answer.status_code in (200, 201, 400, 403, 409, 415, 422), (media, body, answer.text)
 
 
@@ -123,6 +123,6 @@ def test_patches_of_all_kinds_are_refused_or_taken(kube: KubeServer, data: st.Da
     ],
 )
 def test_requests_that_mean_nothing(kube: KubeServer, method: str, path: str, status: int) -> None:
-    answer = httpx.request(method, kube.url + path)
+    answer = httpx2.request(method, kube.url + path)
     assert answer.status_code == status
     assert answer.json()["kind"] == "Status"

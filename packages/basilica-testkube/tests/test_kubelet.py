@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from basilica_testkube import IGNORES_SIGTERM, MESSAGE_FILE, PULL_FAILS, KubeServer, Timing
@@ -40,8 +40,8 @@ def terminated(found: Json, container: int = 0) -> Json:
     return dict(state["terminated"])
 
 
-def log(kube: KubeServer, name: str, **query: Any) -> httpx.Response:
-    return httpx.get(f"{kube.url}/api/v1/namespaces/default/pods/{name}/log", params=query)
+def log(kube: KubeServer, name: str, **query: Any) -> httpx2.Response:
+    return httpx2.get(f"{kube.url}/api/v1/namespaces/default/pods/{name}/log", params=query)
 
 
 def alive(pid: int) -> bool:
@@ -177,7 +177,7 @@ def test_logs_can_be_followed_to_the_end(machines: KubeServer, tmp_path: Path) -
     machines.create(pod("a", "sh", "-c", f"echo first; while ! test -e {go}; do sleep 0.02; done; echo last"))
     running(machines, "a")
     url = f"{machines.url}/api/v1/namespaces/default/pods/a/log?follow=true"
-    with httpx.stream("GET", url, timeout=20) as response:
+    with httpx2.stream("GET", url, timeout=20) as response:
         lines = response.iter_lines()
         assert next(lines) == "first"
         go.touch()
@@ -215,7 +215,7 @@ time.sleep(100)
     watcher = threading.Thread(target=_remember_states, args=(machines.url, seen))
     watcher.start()
     machines.wait_for(lambda: seen)
-    httpx.delete(f"{machines.url}/api/v1/namespaces/default/pods/a").raise_for_status()
+    httpx2.delete(f"{machines.url}/api/v1/namespaces/default/pods/a").raise_for_status()
     watcher.join(20)
     assert note.read_text() == "bye"
     last = seen[-1]["status"]
@@ -226,7 +226,7 @@ time.sleep(100)
 def _remember_states(url: str, seen: list[Json]) -> None:
     import json
 
-    with httpx.stream("GET", f"{url}/api/v1/namespaces/default/pods?watch=true", timeout=20) as response:
+    with httpx2.stream("GET", f"{url}/api/v1/namespaces/default/pods?watch=true", timeout=20) as response:
         for line in response.iter_lines():
             event = json.loads(line)
             seen.append(event["object"])
@@ -239,7 +239,7 @@ def test_a_pod_that_ignores_sigterm_is_killed_when_its_grace_is_over(tmp_path: P
     with KubeServer(speed=20) as kube:
         kube.create(pod("a", "sh", "-c", f"trap '' TERM; echo $$$$ > {ready}; while :; do sleep 0.05; done"))
         pid = pid_in(ready)
-        httpx.delete(f"{kube.url}/api/v1/namespaces/default/pods/a").raise_for_status()
+        httpx2.delete(f"{kube.url}/api/v1/namespaces/default/pods/a").raise_for_status()
         assert alive(pid)
         kube.wait_for(lambda: kube.get("pods", "a") is None)
         assert not alive(pid)
@@ -277,7 +277,7 @@ def test_the_eviction_api_marks_a_disruption_and_deletes(kube: KubeServer) -> No
     kube.create(body)
     running(kube, "a")
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "a"}}
-    assert httpx.post(f"{kube.url}/api/v1/namespaces/default/pods/a/eviction", json=eviction).status_code == 201
+    assert httpx2.post(f"{kube.url}/api/v1/namespaces/default/pods/a/eviction", json=eviction).status_code == 201
     found = kube.get("pods", "a")
     assert found is not None
     assert "deletionTimestamp" in found["metadata"]

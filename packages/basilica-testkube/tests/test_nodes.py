@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import httpx
+import httpx2
 
 from basilica_testkube import KubeServer, NodeSpec
 from manifests import job, pod
@@ -69,7 +69,7 @@ def test_a_lost_node_is_noticed_late_and_its_pods_hang() -> None:
         kube.lose_node("a")
         kube.advance(30)
         assert condition(found(kube, "p"), "Ready")["status"] == "True"  # nobody knows yet
-        answer = httpx.get(f"{kube.url}/api/v1/namespaces/default/pods/p/log")
+        answer = httpx2.get(f"{kube.url}/api/v1/namespaces/default/pods/p/log")
         assert answer.status_code == 500
         kube.advance(15)
         assert condition(kube.get("nodes", "a") or {}, "Ready")["status"] == "Unknown"
@@ -89,7 +89,7 @@ def test_pods_of_a_removed_node_go_and_an_index_is_replaced_elsewhere() -> None:
         kube.advance(1)
         (first,) = kube.pods("gang")
         kube.lose_node(first["spec"]["nodeName"])
-        httpx.delete(f"{kube.url}/api/v1/nodes/{first['spec']['nodeName']}").raise_for_status()
+        httpx2.delete(f"{kube.url}/api/v1/nodes/{first['spec']['nodeName']}").raise_for_status()
         kube.advance(15)
         (second,) = kube.pods("gang")
         assert second["spec"]["nodeName"] != first["spec"]["nodeName"]

@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from kubernetes import client, config, dynamic
 from kubernetes.client import ApiException
@@ -98,7 +98,7 @@ def test_a_number_of_gpus_must_be_the_same_in_requests_and_limits(core: client.C
 def test_unknown_fields_are_refused_warned_of_or_dropped(kube: KubeServer, validation: str, status: int) -> None:
     body = config_map("a") | {"colour": "blue"}
     url = f"{kube.url}/api/v1/namespaces/default/configmaps?fieldValidation={validation}"
-    answer = httpx.post(url, json=body)
+    answer = httpx2.post(url, json=body)
     assert answer.status_code == status
     assert ("Warning" in answer.headers) is (validation == "Warn")
     assert status == 400 or "colour" not in answer.json()
@@ -148,16 +148,16 @@ def test_a_json_patch_tests_before_it_changes(kube: KubeServer) -> None:
     headers = {"Content-Type": "application/json-patch+json"}
     test = {"op": "test", "path": "/data/x", "value": "2"}
     change = {"op": "replace", "path": "/data/x", "value": "3"}
-    assert httpx.patch(url, content=json.dumps([test, change]), headers=headers).status_code == 422
+    assert httpx2.patch(url, content=json.dumps([test, change]), headers=headers).status_code == 422
     test["value"] = "1"
-    assert httpx.patch(url, content=json.dumps([test, change]), headers=headers).json()["data"] == {"x": "3"}
+    assert httpx2.patch(url, content=json.dumps([test, change]), headers=headers).json()["data"] == {"x": "3"}
 
 
-def apply(kube: KubeServer, body: dict[str, Any], manager: str, force: bool = False) -> httpx.Response:
+def apply(kube: KubeServer, body: dict[str, Any], manager: str, force: bool = False) -> httpx2.Response:
     url = f"{kube.url}/api/v1/namespaces/default/configmaps/{body['metadata']['name']}"
     query = {"fieldManager": manager, "force": str(force).lower()}
     headers = {"Content-Type": "application/apply-patch+yaml"}
-    return httpx.patch(url, params=query, content=json.dumps(body), headers=headers)
+    return httpx2.patch(url, params=query, content=json.dumps(body), headers=headers)
 
 
 def test_an_apply_takes_back_what_its_manager_says_no_more(kube: KubeServer) -> None:
@@ -254,13 +254,13 @@ def test_two_deletions_at_once_meet_with_a_conflict() -> None:
         kube.create(job("a", 1))
         url = f"{kube.url}/apis/batch/v1/namespaces/default/jobs/a?propagationPolicy=Background"
         statuses: list[int] = []
-        threads = [threading.Thread(target=lambda: statuses.append(httpx.delete(url).status_code)) for _ in range(2)]
+        threads = [threading.Thread(target=lambda: statuses.append(httpx2.delete(url).status_code)) for _ in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         assert sorted(statuses) == [200, 409]
-        assert httpx.delete(url).status_code == 404
+        assert httpx2.delete(url).status_code == 404
 
 
 def test_dependents_go_with_their_last_owner(kube: KubeServer) -> None:
@@ -353,13 +353,13 @@ def test_requests_are_counted_by_verb_and_resource(kube: KubeServer, core: clien
 def test_faults_strike_as_often_as_they_are_told(kube: KubeServer) -> None:
     url = f"{kube.url}/api/v1/pods"
     kube.fail("list", "pods", status=429, times=1, retry_after=3)
-    refused = httpx.get(url)
+    refused = httpx2.get(url)
     assert (refused.status_code, refused.headers["Retry-After"]) == (429, "3")
-    assert httpx.get(url).status_code == 200
+    assert httpx2.get(url).status_code == 200
     kube.fail("*", "*", status=0)
-    with pytest.raises(httpx.TransportError):
-        httpx.get(url)
-    assert httpx.get(url).status_code == 200
-    with kube.outage(), pytest.raises(httpx.ConnectError):
-        httpx.get(url)
-    assert httpx.get(url).status_code == 200
+    with pytest.raises(httpx2.TransportError):
+        httpx2.get(url)
+    assert httpx2.get(url).status_code == 200
+    with kube.outage(), pytest.raises(httpx2.ConnectError):
+        httpx2.get(url)
+    assert httpx2.get(url).status_code == 200

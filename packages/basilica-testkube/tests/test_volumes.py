@@ -4,7 +4,7 @@ import base64
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from basilica_testkube import KubeServer
@@ -29,7 +29,7 @@ def pod(script: str, volumes: list[Json], mounts: list[Json], **more: Any) -> Js
 
 
 def log_of(kube: KubeServer) -> str:
-    return httpx.get(f"{kube.url}/api/v1/namespaces/default/pods/pod/log").text
+    return httpx2.get(f"{kube.url}/api/v1/namespaces/default/pods/pod/log").text
 
 
 def ended(kube: KubeServer) -> bool:
@@ -81,20 +81,20 @@ def test_a_container_waits_for_its_volume(kube: KubeServer) -> None:
 def test_what_is_immutable_or_too_large_is_refused(kube: KubeServer) -> None:
     url = f"{kube.url}/api/v1/namespaces/default/configmaps"
     large = config_map("large", binaryData={"x": base64.b64encode(bytes((1 << 20) + 1)).decode()})
-    assert httpx.post(url, json=large).status_code == 422
+    assert httpx2.post(url, json=large).status_code == 422
     fits = config_map("fits", binaryData={"x": base64.b64encode(bytes(1 << 20)).decode()}, immutable=True)
-    assert httpx.post(url, json=fits).status_code == 201
+    assert httpx2.post(url, json=fits).status_code == 201
     patch = {"headers": {"Content-Type": "application/merge-patch+json"}}
     for change in ({"data": {"a": "b"}}, {"binaryData": {"x": ""}}, {"immutable": False}):
-        assert httpx.patch(f"{url}/fits", json=change, **patch).status_code == 422, change  # type: ignore[arg-type]
-    touched = httpx.patch(f"{url}/fits", json={"metadata": {"annotations": {"a": "b"}}}, **patch)  # type: ignore[arg-type]
+        assert httpx2.patch(f"{url}/fits", json=change, **patch).status_code == 422, change  # type: ignore[arg-type]
+    touched = httpx2.patch(f"{url}/fits", json={"metadata": {"annotations": {"a": "b"}}}, **patch)  # type: ignore[arg-type]
     assert touched.status_code == 200
-    assert httpx.post(url, json=config_map("bad", binaryData={"x": "?"})).status_code == 422
+    assert httpx2.post(url, json=config_map("bad", binaryData={"x": "?"})).status_code == 422
 
 
 def test_a_list_of_metadata_holds_nothing_else(kube: KubeServer) -> None:
     kube.create(config_map("a", data={"x": "y"}))
     accept = {"Accept": "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"}
-    found = httpx.get(f"{kube.url}/api/v1/namespaces/default/configmaps", headers=accept).json()
+    found = httpx2.get(f"{kube.url}/api/v1/namespaces/default/configmaps", headers=accept).json()
     assert found["kind"] == "PartialObjectMetadataList"
     assert [item.keys() for item in found["items"] if item["metadata"]["name"] == "a"] == [{"metadata": 0}.keys()]

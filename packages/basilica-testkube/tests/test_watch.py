@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from kubernetes import client, watch
 from kubernetes.client import ApiException
@@ -20,7 +20,7 @@ Json = dict[str, Any]
 class Lines:
     """The events of one watch, as they come."""
 
-    def __init__(self, response: httpx.Response) -> None:
+    def __init__(self, response: httpx2.Response) -> None:
         self._lines = response.iter_lines()
 
     def next(self) -> tuple[str, Json]:
@@ -34,7 +34,7 @@ class Lines:
 @contextmanager
 def watching(kube: KubeServer, resource: str = "configmaps", **query: Any) -> Iterator[Lines]:
     url = f"{kube.url}/api/v1/namespaces/default/{resource}"
-    with httpx.stream("GET", url, params={"watch": "true", **query}, timeout=20) as response:
+    with httpx2.stream("GET", url, params={"watch": "true", **query}, timeout=20) as response:
         assert response.status_code == 200
         yield Lines(response)
 
@@ -44,14 +44,14 @@ def names(events: list[tuple[str, Json]]) -> list[tuple[str, str]]:
 
 
 def version(kube: KubeServer) -> str:
-    listed = httpx.get(f"{kube.url}/api/v1/namespaces/default/configmaps").json()
+    listed = httpx2.get(f"{kube.url}/api/v1/namespaces/default/configmaps").json()
     return str(listed["metadata"]["resourceVersion"])
 
 
 def patch(kube: KubeServer, name: str, **body: Any) -> None:
     url = f"{kube.url}/api/v1/namespaces/default/configmaps/{name}"
     headers = {"Content-Type": "application/merge-patch+json"}
-    httpx.patch(url, content=json.dumps(body), headers=headers).raise_for_status()
+    httpx2.patch(url, content=json.dumps(body), headers=headers).raise_for_status()
 
 
 def test_the_official_watch_sees_a_life(kube: KubeServer, core: client.CoreV1Api) -> None:
@@ -140,7 +140,7 @@ def test_history_is_as_long_as_it_was_told() -> None:
 
 def test_a_version_from_the_future_is_refused(kube: KubeServer) -> None:
     url = f"{kube.url}/api/v1/namespaces/default/configmaps?resourceVersion=999999"
-    answer = httpx.get(url)
+    answer = httpx2.get(url)
     assert (answer.status_code, answer.headers["Retry-After"]) == (504, "1")
 
 
@@ -157,7 +157,7 @@ def test_watches_can_be_cut_and_told_that_they_are_too_old(kube: KubeServer) -> 
         assert lines.next()[1]["code"] == 410
     with watching(kube, resourceVersion=version(kube)) as lines:
         kube.wait_for(lambda: kube.cut_watches("configmaps"))
-        with pytest.raises(httpx.TransportError):
+        with pytest.raises(httpx2.TransportError):
             lines.rest()
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
 from basilica.client import embedded
 from basilica.core.errors import BasilicaError
@@ -21,5 +21,5 @@ def request(state_dir: Path | None, method: str, path: str, **options: Any) -> d
         raise NoServer(f"no server runs on {state_dir or default_state_dir()}: start one with 'basilica serve'")
     try:
         return embedded.request(running.endpoint, method, path, **options)
-    except httpx.TransportError as error:
+    except httpx2.TransportError as error:
         raise NoServer(f"the server at {running.url} does not answer: {error}") from error

@@ -32,7 +32,7 @@ def rendezvous(
     \b
     Example:
       basilica rendezvous --data-dir ./rendezvous --port 2379 &
-      torchrun --rdzv-backend=etcd --rdzv-endpoint=127.0.0.1:2379 --rdzv-id=r1 --nnodes=2 train.py
+      torchrun --rdzv-backend=basilica --rdzv-endpoint=127.0.0.1:2379 --rdzv-id=r1 --nnodes=2 train.py
     """
     from basilica.rendezvous import __main__ as service
 

@@ -172,6 +172,7 @@ class BasilicaClient:
             pip_packages=options.pip_packages,
             remote=not self.is_embedded,
             workdir=None if options.workdir is None else Path(options.workdir),
+            by=options.ship,
         )
 
 

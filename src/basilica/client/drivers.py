@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar, assert_never
 
-import httpx
+import httpx2
 
 from basilica.client.effects import Answer, Call, Effect, Emit, Flow, Lines, NextLine, NoAnswer, Now, Sleep
 
@@ -38,7 +38,7 @@ class BlockingDriver:
 
     def __init__(self, locate: Callable[[], Endpoint]) -> None:
         self._locate = locate
-        self._http: httpx.Client | None = None
+        self._http: httpx2.Client | None = None
         self._endpoint: Endpoint | None = None
         self._pid = 0
 
@@ -85,10 +85,10 @@ class BlockingDriver:
             finally:
                 flow.close()
 
-    def _client(self) -> httpx.Client:
+    def _client(self) -> httpx2.Client:
         endpoint = self._locate()
         if self._http is None or self._pid != os.getpid() or endpoint != self._endpoint:
-            self._http = httpx.Client(**_settings(endpoint))
+            self._http = httpx2.Client(**_settings(endpoint))
             self._pid, self._endpoint = os.getpid(), endpoint
         return self._http
 
@@ -97,14 +97,14 @@ class BlockingDriver:
         content = bytearray()
         try:
             with self._client().stream(**_request(call)) as answer:
-                if deadline is not None:  # httpx bounds each read alone
+                if deadline is not None:  # httpx2 bounds each read alone
                     timeouts = answer.request.extensions["timeout"]
                     timeouts["read"] = max(0.001, min(timeouts["read"], deadline - time.monotonic()))
                 for chunk in answer.iter_bytes():
                     content += chunk
                     if deadline is not None and time.monotonic() > deadline:
                         return _too_late(call)
-        except httpx.TransportError as error:
+        except httpx2.TransportError as error:
             return _no_answer(error)
         return Answer(answer.status_code, answer.headers, bytes(content))
 
@@ -114,7 +114,7 @@ class BlockingDriver:
             answer = opened.enter_context(self._client().stream(**_request(call, endless=True)))
             if answer.is_error:
                 return Answer(answer.status_code, answer.headers, answer.read()), None
-        except httpx.TransportError as error:
+        except httpx2.TransportError as error:
             return _no_answer(error), None
         return Answer(answer.status_code, answer.headers, b""), answer.iter_lines()
 
@@ -123,7 +123,7 @@ class BlockingDriver:
             return None
         try:
             return next(lines, None)
-        except httpx.TransportError as error:
+        except httpx2.TransportError as error:
             return _no_answer(error)
 
 
@@ -132,7 +132,7 @@ class AsyncDriver:
 
     def __init__(self, locate: Callable[[], Endpoint]) -> None:
         self._locate = locate
-        self._http: httpx.AsyncClient | None = None
+        self._http: httpx2.AsyncClient | None = None
         self._endpoint: Endpoint | None = None
         self._home: tuple[int, int] = (0, 0)
         self._answers = False
@@ -180,11 +180,11 @@ class AsyncDriver:
             finally:
                 flow.close()
 
-    async def _client(self) -> httpx.AsyncClient:
+    async def _client(self) -> httpx2.AsyncClient:
         # Looking for the server may start one, which takes a moment; while it answers, looking costs nothing.
         endpoint = self._locate() if self._answers else await asyncio.to_thread(self._locate)
         if self._http is None or self._home != _here() or endpoint != self._endpoint:
-            self._http = httpx.AsyncClient(**_settings(endpoint))
+            self._http = httpx2.AsyncClient(**_settings(endpoint))
             self._home, self._endpoint = _here(), endpoint
         return self._http
 
@@ -193,7 +193,7 @@ class AsyncDriver:
         try:
             async with asyncio.timeout(call.total):
                 answer = await client.request(**_request(call))
-        except httpx.TransportError as error:
+        except httpx2.TransportError as error:
             self._answers = False
             return _no_answer(error)
         except TimeoutError:
@@ -209,7 +209,7 @@ class AsyncDriver:
             answer = await opened.enter_async_context(client.stream(**_request(call, endless=True)))
             if answer.is_error:
                 return Answer(answer.status_code, answer.headers, await answer.aread()), None
-        except httpx.TransportError as error:
+        except httpx2.TransportError as error:
             return _no_answer(error), None
         return Answer(answer.status_code, answer.headers, b""), answer.aiter_lines()
 
@@ -218,16 +218,16 @@ class AsyncDriver:
             return None
         try:
             return await anext(lines, None)
-        except httpx.TransportError as error:
+        except httpx2.TransportError as error:
             return _no_answer(error)
 
 
 def _settings(endpoint: Endpoint) -> dict[str, Any]:
-    host = httpx.URL(endpoint.url).host
+    host = httpx2.URL(endpoint.url).host
     return {
         "base_url": endpoint.url,
         "headers": endpoint.headers(),
-        "timeout": httpx.Timeout(30, connect=CONNECT_SECONDS),
+        "timeout": httpx2.Timeout(30, connect=CONNECT_SECONDS),
         "verify": endpoint.verify,
         "trust_env": host not in LOOPBACK,  # no proxy stands between this machine and itself
     }
@@ -242,7 +242,7 @@ def _jittered(seconds: float, jitter: bool) -> float:
 
 
 def _request(call: Call, *, endless: bool = False) -> dict[str, Any]:
-    timeout = httpx.Timeout(None if endless else call.timeout, connect=min(CONNECT_SECONDS, call.timeout))
+    timeout = httpx2.Timeout(None if endless else call.timeout, connect=min(CONNECT_SECONDS, call.timeout))
     request: dict[str, Any] = {"method": call.method, "url": call.path, "timeout": timeout}
     if call.params:
         request["params"] = {k: v for k, v in call.params.items() if v is not None}
@@ -259,6 +259,6 @@ def _too_late(call: Call) -> NoAnswer:
     return NoAnswer(f"the answer was not complete within {call.total:g} s", sent=True)
 
 
-def _no_answer(error: httpx.TransportError) -> NoAnswer:
-    sent = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+def _no_answer(error: httpx2.TransportError) -> NoAnswer:
+    sent = not isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout)
     return NoAnswer(f"{type(error).__name__}: {error}", sent)

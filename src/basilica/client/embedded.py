@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
 from basilica.client.drivers import Endpoint
 from basilica.core import environment as env
@@ -124,7 +124,7 @@ def status(state_dir: Path | None = None) -> EmbeddedStatus | None:
     live: int | None
     try:
         live = len(_live_runs(functools.partial(request, running.endpoint)))
-    except (BasilicaError, httpx.TransportError):
+    except (BasilicaError, httpx2.TransportError):
         live = None
     return EmbeddedStatus(
         url=running.url,
@@ -154,7 +154,7 @@ def shutdown(state_dir: Path | None = None, *, cancel_runs: bool = False, timeou
             if cancel_runs:
                 _cancel_runs(running, deadline)
             _terminate(running, deadline)
-    except (OSError, httpx.TransportError) as error:
+    except (OSError, httpx2.TransportError) as error:
         raise CannotStop(str(directory), str(error)) from error
     except _OutOfTime as error:
         raise CannotStop(str(directory), f"{error} (after {timeout:g} s)") from error
@@ -164,7 +164,7 @@ def shutdown(state_dir: Path | None = None, *, cancel_runs: bool = False, timeou
 def request(endpoint: Endpoint, method: str, path: str, *, timeout: float = 60.0, **options: Any) -> dict[str, Any]:
     """One call, not repeated; errors that the server tells are `BasilicaError`."""
     # No proxy of the environment is asked about a server of this machine.
-    with httpx.Client(headers=endpoint.headers(), timeout=timeout, trust_env=False, verify=endpoint.verify) as http:
+    with httpx2.Client(headers=endpoint.headers(), timeout=timeout, trust_env=False, verify=endpoint.verify) as http:
         answer = http.request(method, endpoint.url + path, **options)
     try:
         body: dict[str, Any] = answer.json()

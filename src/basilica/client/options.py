@@ -22,6 +22,7 @@ class DeployOptions(TypedDict, total=False):
 
     What to run is `source` (a function, the path of a script, or its text) or `command` (a list, executed as it stands,
     or a string for /bin/sh). A function gets `source_args` and `source_kwargs`, and `results()` has what it returned.
+    It travels as source text, or with `ship="pickle"` as a pickle, which carries more; the ranks need cloudpickle then.
     `workdir` is shipped to a remote server; the ranks of an embedded one run where the caller is, or there.
     """
 
@@ -30,6 +31,7 @@ class DeployOptions(TypedDict, total=False):
     command: Sequence[str] | str | None
     source_args: Sequence[Any]
     source_kwargs: Mapping[str, Any]
+    ship: Literal["source", "pickle"]
     launcher: str | None
     pip_packages: Sequence[str]
     args: Sequence[str]
@@ -75,6 +77,7 @@ class Deploy:
     command: Sequence[str] | str | None = None
     source_args: Sequence[Any] = ()
     source_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    ship: Literal["source", "pickle"] = "source"
     launcher: str | None = None
     pip_packages: Sequence[str] = ()
     workdir: str | Path | None = None
@@ -87,6 +90,8 @@ class Deploy:
     on_upload: Callable[[int, int], None] | None = None
 
     def __post_init__(self) -> None:
+        if self.ship not in ("source", "pickle"):
+            raise ValidationError("ship", self.ship, "must be 'source' or 'pickle'")
         if (self.source is None) == (self.command is None):
             raise ValidationError("source", self.source, "give either `source` or `command`: what the ranks shall run")
         if self.wait_for_bench not in ("never", "best_effort", "required"):

@@ -3,12 +3,14 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from http import HTTPStatus
 
-LINE_MAX = 4096
+from basilica.rendezvous.http import Call, Connection, Reply, text_error
+from basilica.rendezvous.lane import Lane
+
 ASK_SECONDS = 5.0
-
-Answer = tuple[HTTPStatus, str, bytes]
+WAITING_BYTES_MAX = 4 << 20
+TEXT = (("Content-Type", "text/plain; charset=utf-8"),)
+METRICS = (("Content-Type", "text/plain; version=0.0.4; charset=utf-8"),)
 
 
 class Health:
@@ -20,43 +22,28 @@ class Health:
     @contextlib.asynccontextmanager
     async def listening(self, host: str, port: int) -> AsyncIterator[int]:
         """Yields the port."""
-        server = await asyncio.start_server(self._serve, host, port, limit=LINE_MAX)
+        lane = Lane(buffered_max=WAITING_BYTES_MAX, body_max=0)
+        server = await asyncio.get_running_loop().create_server(
+            lambda: Connection(self._answer, lane, within=ASK_SECONDS), host, port
+        )
         try:
             yield server.sockets[0].getsockname()[1]
         finally:
             server.close()
+            for connection in list(lane.connections):
+                connection.abort()
             await server.wait_closed()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            async with asyncio.timeout(ASK_SECONDS):
-                request = (await reader.readline()).decode("latin-1").split()
-                while (await reader.readline()).strip():
-                    pass
-                status, kind, body = self._answer(request)
-                head = f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {kind}\r\n"
-                writer.write(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
-                await writer.drain()
-        except (TimeoutError, ConnectionError, ValueError):
-            pass  # whoever asked is gone, or asked nothing that could be answered
-        finally:
-            writer.close()
-            with contextlib.suppress(ConnectionError):
-                await writer.wait_closed()
-
-    def _answer(self, request: list[str]) -> Answer:
-        text = "text/plain; charset=utf-8"
-        if len(request) < 2 or request[0] not in ("GET", "HEAD"):
-            return HTTPStatus.METHOD_NOT_ALLOWED, text, b"only GET\n"
-        match request[1].partition("?")[0]:
+    def _answer(self, call: Call) -> Reply:
+        if call.method not in ("GET", "HEAD"):
+            return text_error(405, "only GET", ("Allow", "GET, HEAD"))
+        match call.path:
             case "/healthz":
-                return HTTPStatus.OK, text, b"ok\n"
+                return Reply(200, b"ok\n", TEXT)
             case "/readyz":
                 missing = self._ready()
-                if missing is None:
-                    return HTTPStatus.OK, text, b"ok\n"
-                return HTTPStatus.SERVICE_UNAVAILABLE, text, f"{missing}\n".encode()
+                return Reply(200, b"ok\n", TEXT) if missing is None else Reply(503, f"{missing}\n".encode(), TEXT)
             case "/metrics":
-                return HTTPStatus.OK, "text/plain; version=0.0.4; charset=utf-8", self._metrics()
+                return Reply(200, self._metrics(), METRICS)
             case _:
-                return HTTPStatus.NOT_FOUND, text, b"not found\n"
+                return text_error(404, "not found")

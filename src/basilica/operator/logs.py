@@ -20,5 +20,5 @@ def log_as_json(level: int) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    logging.getLogger("httpx").setLevel(max(level, logging.WARNING))
-    logging.getLogger("httpcore").setLevel(max(level, logging.WARNING))
+    logging.getLogger("httpx2").setLevel(max(level, logging.WARNING))
+    logging.getLogger("httpcore2").setLevel(max(level, logging.WARNING))

@@ -1,13 +1,17 @@
 """Brings the entrypoint into images that do not have it: `python -m basilica.rank.inject DIRECTORY`.
 
 It copies this package there, and `start`, which runs `basilica.entrypoint` with the Python of the image it is in.
-An init container does this on a volume that it shares with the rank, so that any image with Python 3.11 will do.
+An init container does this on a volume that it shares with the rank, so that any image with Python 3.11 will do. The
+package's entry point goes along, by which a torchrun of that image finds the backend `basilica`.
 """
 
 import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from basilica.rendezvous.torch_handler import ENTRY_POINT
+from basilica.version import __version__
 
 LEFT_OUT = ("__pycache__", "console", "testing")  # what no rank needs
 
@@ -49,6 +53,11 @@ def carry(directory: Path) -> None:
     package = Path(__file__).resolve().parents[1]
     ignored = shutil.ignore_patterns(*LEFT_OUT)
     shutil.copytree(package, directory / "lib" / "basilica", ignore=ignored, dirs_exist_ok=True)
+    # A name of its own: for pip, basilica is not installed there.
+    metadata = directory / "lib" / f"basilica_carried-{__version__}.dist-info"
+    metadata.mkdir(exist_ok=True)
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: basilica-carried\nVersion: {__version__}\n")
+    (metadata / "entry_points.txt").write_text("[{}]\n{} = {}\n".format(*ENTRY_POINT))
     (directory / "start.py").write_text(START_PY, encoding="utf-8")
     start = directory / "start"
     start.write_text(START, encoding="utf-8")

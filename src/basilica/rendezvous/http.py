@@ -118,11 +118,15 @@ class _Head:
 
 
 class Connection(asyncio.Protocol):
-    """One client. Requests are answered one after the other, pipelined ones as well."""
+    """One client. Requests are answered one after the other, pipelined ones as well.
 
-    def __init__(self, handler: Handler, lane: Lane) -> None:
+    `within`: the connection is for one request, and ends after so many seconds in any case.
+    """
+
+    def __init__(self, handler: Handler, lane: Lane, *, within: float | None = None) -> None:
         self._handler = handler
         self._lane = lane
+        self._within = within
         self._transport: asyncio.Transport
         self._buffer = bytearray()
         self._head: _Head | None = None
@@ -136,6 +140,8 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        if self._within is not None:
+            asyncio.get_running_loop().call_later(self._within, transport.abort)
         refusal = self._lane.refusal(transport)
         if refusal is None:
             self._lane.connections.add(self)
@@ -251,6 +257,7 @@ class Connection(asyncio.Protocol):
 
     def _send(self, reply: Reply, *, head_only: bool, keep_alive: bool, closing: bool = False) -> None:
         """`closing`: say that the connection ends, and leave it to the caller to end it."""
+        keep_alive = keep_alive and (self._within is None or closing)
         if len(reply.body) > LARGE_REPLY and not self._lane.has_room(len(reply.body)):
             self._transport.abort()  # its readers are that far behind: this answer would only wait with the others
             return

@@ -2,8 +2,10 @@
 to the Python that ranks may have. Nothing happens on import.
 
 `shipped` is one JSON object: `packages` for pip; then either `exec`, a command line, or `script`, a file that is here
-already, or `source` with `file`, `name` and `arguments` (a literal) of the function to call, or no name for a script.
-With `torchrun`, which has its options, this process becomes a torchrun agent, whose workers run the source.
+already, or `source` with `file`, `name` and `arguments` (a literal) of the function to call, or no name for a script,
+or `pickle` (base64, of the function and its arguments) with its `name` and the version of `python` that it is for.
+With `torchrun`, which has its options, this process becomes a torchrun agent, whose workers run the source; `handler`
+is the text of the backend by which it meets the others.
 """
 
 from __future__ import annotations
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 RESULT_MAX = 8 << 20
-RENDEZVOUS_BACK_WITHIN = 30.0
 # What a worker says that fell because a peer was gone, in the words of torch, Gloo, NCCL and the kernel.
 ECHO = re.compile(
     r"\bDist\w*Error\b|\bConnection\w*Error\b|\bBrokenPipeError\b|gloo|NCCL|ProcessGroup|TCPStore"
@@ -44,7 +45,7 @@ def main(shipped: dict[str, Any], worker: bool = False) -> None:
     if "torchrun" in shipped and not worker:
         script = os.path.join(scratch(), "worker.py")
         write(script, shipped["worker"])
-        torchrun([os.path.expandvars(part) for part in shipped["torchrun"]], script)
+        torchrun([os.path.expandvars(part) for part in shipped["torchrun"]], script, shipped.get("handler"))
         return
     del os.environ["BASILICA_SOURCE"]  # it is long, and not for the programs that we start
     try:
@@ -72,25 +73,22 @@ def record(error: Exception) -> None:
         write(path, text)
 
 
-def torchrun(options: list[str], script: str) -> None:
-    """Be a torchrun agent, as `python -m torch.distributed.run` would."""
+def torchrun(options: list[str], script: str, handler: str | None) -> None:
+    """Be a torchrun agent, as `python -m torch.distributed.run` would, with the rendezvous backend `handler`."""
     import importlib.util  # noqa: PLC0415  only agents need these
     import runpy  # noqa: PLC0415
 
-    needed = {"torch": "torch"}
-    if [option for option in options if option.startswith("--rdzv-backend=")][-1:] == ["--rdzv-backend=etcd"]:
-        needed["etcd"] = "python-etcd"
-    missing = [package for module, package in needed.items() if importlib.util.find_spec(module) is None]
-    if missing:
-        names = " and ".join(missing)
+    if importlib.util.find_spec("torch") is None:
         sys.exit(
-            f"basilica: launcher='torchrun' needs {names}, which {sys.executable} does not have: install it there with "
-            f"'pip install {' '.join(missing)}', or deploy with pip_packages={missing!r}"
+            f"basilica: launcher='torchrun' needs torch, which {sys.executable} does not have: install it there with "
+            "'pip install torch', or deploy with pip_packages=['torch']"
         )
     count_own_failures_only()
-    if "etcd" in needed:
-        end_when_asked_while_meeting()
-        outwait_the_rendezvous()
+    if handler is not None:
+        backend: dict[str, Any] = {"__name__": "basilica_torch_handler"}
+        exec(compile(handler, "<basilica>", "exec"), backend)
+        with contextlib.suppress(ImportError):  # another torch has it elsewhere
+            backend["register"]()
     sys.argv = ["torchrun", *options, script, *sys.argv[1:]]
     runpy.run_module("torch.distributed.run", run_name="__main__", alter_sys=True)
 
@@ -185,52 +183,6 @@ def pays(me: str, before: Any, members: Any) -> bool:
     return bool(min((at, name) for name, (kind, at) in members.items() if kind)[1] == me)
 
 
-def end_when_asked_while_meeting() -> None:
-    """Let SIGTERM end an agent that waits for others, which has no workers then.
-
-    torch's handler raises an exception. Its etcd rendezvous takes that for a failed attempt and tries again, so an
-    agent that is not wanted any more would take part until it is killed.
-    """
-    try:
-        from torch.distributed.elastic.rendezvous import etcd_rendezvous  # noqa: PLC0415
-    except ImportError:  # another torch has it elsewhere
-        return
-    agents: Any = etcd_rendezvous.EtcdRendezvous
-    meet = agents.rendezvous_barrier
-
-    def meet_or_end(self: Any) -> Any:
-        handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        try:
-            return meet(self)
-        finally:
-            signal.signal(signal.SIGTERM, handler)
-
-    agents.rendezvous_barrier = meet_or_end
-
-
-def outwait_the_rendezvous() -> None:
-    """Let an agent live through a rendezvous that is started anew, which takes it a moment.
-
-    An agent asks it ten times a second, and python-etcd, which knows one address, would give up at the first refusal.
-    """
-    import etcd  # noqa: PLC0415
-    from urllib3.exceptions import HTTPError  # noqa: PLC0415
-
-    client: Any = etcd.Client
-    give_up = client._next_server
-
-    def wait_for_it(self: Any, cause: Any = None) -> Any:
-        deadline = time.monotonic() + RENDEZVOUS_BACK_WITHIN
-        while time.monotonic() < deadline:
-            with contextlib.suppress(HTTPError, OSError):
-                self.http.request("GET", self._base_uri + "/version", timeout=2.0, retries=False)
-                return self._base_uri
-            time.sleep(0.1)
-        return give_up(self, cause)
-
-    client._next_server = wait_for_it
-
-
 def replace_us(command: list[str]) -> None:
     if command[0] == "python":
         command[0] = sys.executable
@@ -281,32 +233,62 @@ def write(path: str, text: str) -> None:
 
 
 def run(shipped: dict[str, Any]) -> None:
-    path, source = placed(shipped)
-    sys.argv[0] = path
-    module = types.ModuleType("__main__")
-    module.__file__ = path
-    module.__dict__["__builtins__"] = __builtins__
-    sys.modules["__main__"] = module
     result = os.environ.get("BASILICA_RESULT_FILE") if os.environ.get("LOCAL_RANK", "0") == "0" else None
     if result:
         with contextlib.suppress(OSError):
             os.unlink(result)  # of an earlier attempt
-    exec(compile(source, path, "exec"), module.__dict__)
-    name = shipped.get("name")
-    if name is None:
-        return
-    args, kwargs = eval(shipped["arguments"])
-    value = module.__dict__[name](*args, **kwargs)
+    if "pickle" in shipped:
+        function, args, kwargs = unpickled(shipped)
+    else:
+        names = executed(shipped)
+        if "name" not in shipped:
+            return
+        function = names[shipped["name"]]
+        args, kwargs = eval(shipped["arguments"])
+    value = function(*args, **kwargs)
     if isinstance(value, types.CoroutineType):
         import asyncio  # noqa: PLC0415  a rank without it starts sooner
 
         value = asyncio.run(value)
+    name = shipped["name"]
     text = json.dumps(plain(value, name + "()"))
     if len(text) > RESULT_MAX:
         raise ValueError(f"{name}() returned {len(text)} bytes of JSON, more than {RESULT_MAX}")
     if result:
         os.makedirs(os.path.dirname(result), exist_ok=True)
         write(result, text)
+
+
+def executed(shipped: dict[str, Any]) -> dict[str, Any]:
+    """The names that the source binds, as `__main__`."""
+    path, source = placed(shipped)
+    sys.argv[0] = path
+    module = types.ModuleType("__main__")
+    module.__file__ = path
+    module.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = module
+    exec(compile(source, path, "exec"), module.__dict__)
+    return module.__dict__
+
+
+def unpickled(shipped: dict[str, Any]) -> Any:
+    """The function and its arguments."""
+    here, needed = f"{sys.version_info[0]}.{sys.version_info[1]}", shipped["python"]
+    if here != needed:
+        sys.exit(
+            f"basilica: {shipped['name']} was pickled by Python {needed}, and {sys.executable} is Python {here}: "
+            f"use an image with Python {needed}, or deploy without ship='pickle'"
+        )
+    try:
+        import cloudpickle  # noqa: PLC0415
+    except ImportError:
+        sys.exit(
+            f"basilica: ship='pickle' needs cloudpickle, which {sys.executable} does not have: install it there with "
+            "'pip install cloudpickle', or deploy with pip_packages=['cloudpickle']"
+        )
+    import base64  # noqa: PLC0415
+
+    return cloudpickle.loads(base64.b64decode(shipped["pickle"]))
 
 
 def placed(shipped: dict[str, Any]) -> tuple[str, str | bytes]:

@@ -32,7 +32,7 @@ from basilica.shipping.statements import (
     used_names,
 )
 
-INSTEAD = "pass it as an argument or make it in the function"
+INSTEAD = "pass it as an argument or make it in the function, or deploy with ship='pickle' if it can be pickled"
 # What every module has by itself.
 _OF_EVERY_MODULE = frozenset(vars(ModuleType("m"))) | {"__file__", "__builtins__", "__annotations__", "__cached__"}
 

@@ -18,8 +18,10 @@ from typing import Any, Literal
 
 from basilica.core import environment as env
 from basilica.core.errors import ValidationError
+from basilica.rendezvous import torch_handler
 from basilica.shipping.capture import capture, plain_function
 from basilica.shipping.literals import a, literal
+from basilica.shipping.pickled import pickled
 
 SOURCE_VARIABLE = env.SOURCE
 SOURCE_BYTES_MAX = 96_000  # compressed; as base64 it is just below what the kernel takes for one variable
@@ -38,6 +40,7 @@ _LOAD = (
 LOADER = _LOAD + "bootstrap['main'](shipped)"
 WORKER = _LOAD + "bootstrap['main'](shipped,True)"
 BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
+TORCH_HANDLER = Path(torch_handler.__file__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +63,12 @@ def ship(
     pip_packages: Sequence[str] = (),
     remote: bool = False,
     workdir: Path | None = None,
+    by: Literal["source", "pickle"] = "source",
 ) -> Shipped:
     """What ranks have to execute in order to run `source`.
 
-    A function is called with `args` and `kwargs`. `remote`: the ranks do not see this machine's files, apart from what
-    is in `workdir`, which is shipped by other means.
+    A function is called with `args` and `kwargs`; it travels `by` its source text or as a pickle. `remote`: the ranks
+    do not see this machine's files, apart from what is in `workdir`, which is shipped by other means.
     """
     torchrun = _torchrun(launcher, rendezvous_backend)
     packages = _checked_packages(pip_packages)
@@ -73,6 +77,8 @@ def ship(
     what = _what(source)
     if not callable(what) and (args or kwargs):
         raise ValidationError("source_args", list(args) or dict(kwargs or {}), "only a function takes them; see `args`")
+    if by == "pickle" and not callable(what):
+        raise ValidationError("ship", by, "only a function travels as a pickle")
     if isinstance(what, Path):
         there = _path_there(what, remote=remote, workdir=workdir)
         if there is not None and torchrun is None:
@@ -85,6 +91,8 @@ def ship(
             shipped = {"source": what.read_text(encoding="utf-8"), "file": what.name}
     elif isinstance(what, str):
         shipped = {"source": what, "file": "source.py"}
+    elif by == "pickle":
+        shipped = pickled(what, tuple(args), dict(kwargs or {}))
     else:
         captured = capture(what)
         shipped = {
@@ -98,6 +106,8 @@ def ship(
         payload["path"] = [os.path.abspath(place) for place in sys.path[:1]]  # where its script finds its own modules
     if torchrun is not None:
         payload |= {"torchrun": torchrun, "worker": WORKER}
+        if rendezvous_backend == "etcd-v2":  # it travels, so that ranks need neither basilica nor python-etcd
+            payload["handler"] = TORCH_HANDLER.read_text(encoding="utf-8")
     return _packed(payload, python, resize)
 
 
@@ -120,7 +130,8 @@ def torchrun_options(backend: str, given: Sequence[str] = ()) -> list[str]:
     elastic = [f"--nnodes=${env.WORLD_MIN}:${env.WORLD_MAX}"]
     match backend:
         case "etcd-v2":  # torch's own `etcd-v2` is another handler, which fails on a fresh etcd
-            meeting = [*elastic, "--rdzv-backend=etcd", f"--rdzv-endpoint=${env.RENDEZVOUS_ENDPOINT}"]
+            ours = f"--rdzv-backend={torch_handler.NAME}"
+            meeting = [*elastic, ours, f"--rdzv-endpoint=${env.RENDEZVOUS_ENDPOINT}"]
             conf = f"timeout={JOIN_SECONDS},last_call_timeout={LAST_CALL_SECONDS}"
         case "c10d":
             meeting = [*elastic, "--rdzv-backend=c10d", "--rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT"]
@@ -217,5 +228,6 @@ def _arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     for where, name, value in given:
         if literal(value) is None:
             problem = f"the argument {name!r} ({a(value)}) cannot travel; pass plain data and make it from that"
+            problem += ", or deploy with ship='pickle' if it can be pickled"
             raise ValidationError(where, value, problem)
     return literal((args, kwargs)) or ""

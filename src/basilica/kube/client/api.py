@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Literal, Self
 
-import httpx
+import httpx2
 
 from basilica.kube.client.access import Access, in_cluster, kubeconfig_access
 from basilica.kube.client.websocket import Opening, WebSocket
@@ -66,12 +66,12 @@ class KubeApi:
         namespace: str = "default",
     ) -> None:
         self._token, self.namespace = token, namespace
-        self._http = httpx.AsyncClient(
+        self._http = httpx2.AsyncClient(
             base_url=base_url,
             verify=verify,
             headers={"User-Agent": "basilica", "Accept": "application/json", **(headers or {})},
-            timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=32),
+            timeout=httpx2.Timeout(ANSWER_S, connect=CONNECT_S),
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=32),
             proxy=proxy,
             trust_env=False,
         )
@@ -238,7 +238,7 @@ class KubeApi:
     async def _stream(
         self, path: str, query: dict[str, str], silence: float | None, on_open: Callable[[], None] = lambda: None
     ) -> AsyncGenerator[bytes, None]:
-        timeout = httpx.Timeout(silence, connect=CONNECT_S, pool=CONNECT_S)
+        timeout = httpx2.Timeout(silence, connect=CONNECT_S, pool=CONNECT_S)
         headers = await self._authorization()
         try:
             async with self._http.stream("GET", path, params=query, headers=headers, timeout=timeout) as answer:
@@ -248,7 +248,7 @@ class KubeApi:
                 on_open()
                 async for piece in answer.aiter_bytes():
                     yield piece
-        except httpx.TransportError as error:
+        except httpx2.TransportError as error:
             raise _unreachable(path, error) from error
 
     @asynccontextmanager
@@ -265,10 +265,10 @@ class KubeApi:
             async with asyncio.timeout(ANSWER_S):
                 request = self._http.build_request("GET", path, params=list(query), headers=headers)
                 answer = await self._http.send(request, stream=True)
-        except (httpx.TransportError, TimeoutError) as error:
+        except (httpx2.TransportError, TimeoutError) as error:
             raise _unreachable(path, error) from error
         try:
-            if answer.status_code != httpx.codes.SWITCHING_PROTOCOLS:
+            if answer.status_code != httpx2.codes.SWITCHING_PROTOCOLS:
                 raise await _refused_in_time(answer, path)
             opening.check(answer.headers)
             socket = WebSocket(answer.extensions["network_stream"])
@@ -315,9 +315,9 @@ class KubeApi:
         headers = await self._authorization() | headers
         try:
             answer = await self._http.request(method, path, content=content, params=query, headers=headers)
-        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
+        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
             raise _NeverArrivedError(_unreachable(path, error)) from error
-        except httpx.TransportError as error:
+        except httpx2.TransportError as error:
             raise _unreachable(path, error) from error
         if answer.status_code >= 400:
             raise _refused(answer)
@@ -354,16 +354,16 @@ def _unreachable(path: str, error: Exception) -> ApiError:
     return ApiError(UNREACHABLE, "Unreachable", f"the Kubernetes API gave no answer for {path}: {what}")
 
 
-async def _refused_in_time(answer: httpx.Response, path: str) -> ApiError:
+async def _refused_in_time(answer: httpx2.Response, path: str) -> ApiError:
     try:
         async with asyncio.timeout(ANSWER_S):
             await answer.aread()
-    except (httpx.TransportError, TimeoutError) as error:
+    except (httpx2.TransportError, TimeoutError) as error:
         return _unreachable(path, error)
     return _refused(answer)
 
 
-def _refused(answer: httpx.Response) -> ApiError:
+def _refused(answer: httpx2.Response) -> ApiError:
     try:
         body = answer.json()
     except ValueError:
