@@ -13,6 +13,7 @@ from types import FunctionType
 from typing import Any
 
 from basilica.core.errors import ValidationError
+from basilica.version import pip_install
 
 
 def pickled(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, str]:
@@ -20,7 +21,7 @@ def pickled(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping
     try:
         import cloudpickle  # noqa: PLC0415  optional, and slow to import
     except ImportError:
-        problem = "needs cloudpickle here and on the ranks: pip install 'basilica[cloudpickle]'"
+        problem = f"needs cloudpickle here and on the ranks: {pip_install('cloudpickle')}"
         raise ValidationError("ship", "pickle", problem) from None
     found = inspect.unwrap(function)
     name = getattr(found, "__name__", type(found).__name__)
