@@ -203,7 +203,7 @@ def test_a_migration_that_fails_half_way_leaves_the_file_as_it_was(tmp_path: Pat
 
 MIGRATE_AND_DIE = """
 import os, pathlib, signal, sys
-from basilica.stores import schema
+from basilica.stores.sqlite import schema
 def half(connection):
     connection.execute("PRAGMA cache_size = 1")
     for statement in ("CREATE TABLE wide (x)", "INSERT INTO wide SELECT hex(zeroblob(100000))"):
