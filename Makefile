@@ -69,7 +69,7 @@ chaos: setup
 
 # Cases that no build has tried yet, twenty times as many: hours. `make test` explores the same ones every time.
 hunt: setup system
-	HYPOTHESIS_PROFILE=hunt $(BIN)/python -m pytest -m hypothesis --timeout 7200 -n 2
+	HYPOTHESIS_PROFILE=hunt $(BIN)/python -m pytest -m "hypothesis or hunt" --timeout 7200 -n 2
 
 # Installs Basilica on the cluster that kubectl speaks to, and tells its stories there. IMAGE: ours, where nodes find it;
 # PLAIN_IMAGE: any other with Python.

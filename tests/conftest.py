@@ -1,5 +1,6 @@
 """Settings of all tests."""
 
+import gc
 import signal
 from pathlib import Path
 
@@ -9,6 +10,9 @@ from xdist.remote import Producer
 from tests.support import exploring, groups, second_try, times
 
 exploring.load_profile()
+
+# What is collected stays until the end: looking through it for garbage would be a third of the work of collecting.
+gc.disable()
 
 # A shell starts what runs in its background with interrupts ignored, and so would every process that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -31,6 +35,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(times.Stopwatch(config.option.times))
     if config.option.second_try:
         config.pluginmanager.register(second_try.SecondTry(config))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> groups.Groups | None:

@@ -1,7 +1,8 @@
 """Which tests run on one worker, one after the other, and who comes first.
 
-The tests of a file share its servers, its browser and what it imports, so they stay together. The stories of the
-published client stay together across their files: each version tells them once, and no two versions at a time.
+The tests of a file share its servers and what it imports, so they stay together. Some stay together across files:
+the stories of the published client, which each version tells once and no two versions at a time, and what looks at the
+console with one browser.
 
 The longest group comes first, so that no worker is left alone with it at the end.
 """
@@ -15,12 +16,12 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tests.support import times
 
-STORIES = "the published client"
+_OF_A_FOLDER = {"official": "the published client", "console": "the console"}
 
 
 def group_of(nodeid: str) -> str:
     file, _, _ = nodeid.partition("::")
-    return STORIES if PurePath(file).parent.name == "official" else file
+    return _OF_A_FOLDER.get(PurePath(file).parent.name, file)
 
 
 def arrange(items: list[pytest.Item], seconds: Mapping[str, float]) -> None:
