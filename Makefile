@@ -5,11 +5,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TESTKUBE := packages/basilica-testkube
+DOCS := build/docs-venv
+WORKERS := -n 3 --dist loadgroup --no-loadscope-reorder
 OFFICIAL := .venvs/official-0.36.8/.installed .venvs/official-0.29.0/.installed
 
-DOCS := build/docs-venv
-
-.PHONY: setup demo system test test-fast lint types fmt verify docs bench chaos hunt test-cluster clean
+.PHONY: setup demo system test test-fast durations lint types fmt verify docs bench chaos hunt test-cluster clean
 
 setup: $(STAMP)
 
@@ -34,14 +34,18 @@ system:
 	(command -v etcd && command -v tc && command -v chromium && command -v strace && command -v cc) >/dev/null || \
 		(apt-get update -q && apt-get install -y -q etcd-server iproute2 chromium strace gcc libc6-dev)
 
-# Three workers on a small machine can starve a test that has the clock against it: what failed is tried once more, alone.
-# Both summaries are shown; a fault fails twice.
+# The tests of a file, and the stories of the published client, stay on one worker, the longest first: tests/support/groups.py.
+# What failed beside the others is tried once more, alone, and counted: tests/support/second_try.py.
 test: setup lint types system $(OFFICIAL)
-	$(BIN)/python -m pytest -m "not chaos and not cluster" -n 3 || \
-		$(BIN)/python -m pytest -m "not chaos and not cluster" -n 0 --last-failed --last-failed-no-failures none
+	$(BIN)/python -m pytest -m "not chaos and not cluster" $(WORKERS) --durations=10 --times build/times.txt --second-try
 
+# What was not measured as slow: less than a minute.
 test-fast: setup
-	$(BIN)/python -m pytest -q -m "not slow and not chaos and not cluster" -n 2
+	$(BIN)/python -m pytest -q -m "not slow and not chaos and not cluster" $(WORKERS)
+
+# tests/slow.txt made anew from what the last `make test` measured.
+durations: setup
+	$(BIN)/python -m tools.durations build/times.txt
 
 lint: setup
 	$(BIN)/ruff check .
@@ -78,7 +82,7 @@ chaos: setup
 
 # Cases that no build has tried yet, twenty times as many: hours. `make test` explores the same ones every time.
 hunt: setup system
-	HYPOTHESIS_PROFILE=hunt $(BIN)/python -m pytest -m hypothesis --timeout 7200 -n 2
+	HYPOTHESIS_PROFILE=hunt $(BIN)/python -m pytest -m "hypothesis or hunt" --timeout 7200 -n 2
 
 # Installs Basilica on the cluster that kubectl speaks to, and tells its stories there. IMAGE: ours, where nodes find it;
 # PLAIN_IMAGE: any other with Python.

@@ -1,48 +1,56 @@
 """Settings of all tests."""
 
+import gc
 import signal
 from pathlib import Path
 
 import pytest
+from xdist.remote import Producer
 
-from tests.support import exploring
+from tests.support import exploring, groups, second_try, times
 
 exploring.load_profile()
+
+# What is collected stays until the end: looking through it for garbage would be a third of the work of collecting.
+gc.disable()
 
 # A shell starts what runs in its background with interrupts ignored, and so would every process that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Whole processes, terminals, servers and disks: all of it in `make test`, none of it in `make test-fast`.
-SLOW_DIRECTORIES = (
-    "bench",
-    "cli",
-    "console",
-    "diloco",
-    "damage",
-    "e2e",
-    "entrypoint",
-    "executors",
-    "kube",
-    "kube_runtime",
-    "mesh",
-    "operator",
-    "rendezvous",
-    "runtime_local",
-    "stores",
-)
-SLOW_MODULES = (
-    "test_runtime_local.py",
-    "test_store_kubernetes.py",
-    "test_runtime_kubernetes.py",
-    "test_embedded.py",
-    "test_archive.py",
-    "test_source.py",
-)
+# What `make test` installs and `make test-fast` does not wait for.
+INSTALLED = {"telling", "browser", "etcd", "etcds"}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("basilica")
+    group.addoption("--times", type=Path, metavar="FILE", help="write what each test took")
+    group.addoption("--second-try", action="store_true", help="try what failed once more, alone")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        return  # whoever gave it the tests hears of all of them
+    if config.option.times is not None:
+        config.pluginmanager.register(times.Stopwatch(config.option.times))
+    if config.option.second_try:
+        config.pluginmanager.register(second_try.SecondTry(config))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> groups.Groups | None:
+    return groups.Groups(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    seconds = times.read()
     for item in items:
-        path = Path(item.path)
-        if path.name in SLOW_MODULES or any(name in path.parts for name in SLOW_DIRECTORIES):
+        needs = INSTALLED.intersection(item.fixturenames) if isinstance(item, pytest.Function) else ()
+        if needs or times.test_of(item.nodeid) in seconds:
             item.add_marker(pytest.mark.slow)
+    if hasattr(config, "workerinput"):
+        groups.arrange(items, seconds)

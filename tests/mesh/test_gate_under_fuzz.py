@@ -416,5 +416,5 @@ def test_importing_it_loads_nothing_else_of_the_package_and_no_event_loop() -> N
     code = "import sys, basilica.mesh; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
-    assert {name for name in loaded if name.startswith("basilica")} == {"basilica", "basilica.mesh"}
+    assert {name for name in loaded if name.startswith("basilica")} == {"basilica", "basilica.mesh", "basilica.version"}
     assert not {"asyncio", "ssl", "http.client", "urllib.request", "argparse"} & loaded

@@ -21,10 +21,11 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from tests.support.exploring import examples
 from tests.support.world import World, a_request, bearer, key_of
 from tests.test_public_names import ROUTES
 
-EXAMPLES = 40
+EXAMPLES = examples(20)
 EXAMPLES_OF_A_NAME = 6  # where nothing else varies
 CHECKS = [
     not_a_server_error,
@@ -98,7 +99,7 @@ def questions() -> Iterator[tuple[str, str, GenerationMode]]:
             yield method, path, GenerationMode.NEGATIVE
 
 
-@pytest.mark.slow
+@pytest.mark.hunt
 @pytest.mark.parametrize(("method", "path", "mode"), list(questions()), ids=str)
 def test_every_answer_is_as_the_document_says(
     background: Background, document: Any, method: str, path: str, mode: GenerationMode

@@ -62,15 +62,19 @@ for _move in WEIGHTS:
 
 TestAnyLife = AnyLife.TestCase
 TestAnyLife.settings = settings(
-    max_examples=examples(500),
+    max_examples=examples(150),
     stateful_step_count=80 if HUNTING else 40,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
 
 
-@pytest.mark.parametrize("hundred", range(10))
-def test_random_walks_end_well(hundred: int) -> None:
-    for seed in range(hundred * 100, hundred * 100 + 100):
+WALKS = examples(30)
+
+
+@pytest.mark.hunt
+@pytest.mark.parametrize("tenth", range(10))
+def test_random_walks_end_well(tenth: int) -> None:
+    for seed in range(tenth * WALKS, (tenth + 1) * WALKS):
         try:
             walk(seed, 60)
         except Exception as error:

@@ -20,5 +20,5 @@ def load_profile() -> None:
 
 
 def examples(number: int) -> int:
-    """What a test may afford that is not content with a hundred."""
+    """What a test may afford that is not content with a hundred. Without Hypothesis it is marked with `hunt`."""
     return number * LONGER if HUNTING else number
