@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -258,6 +259,14 @@ def real_etcd(folder: Path) -> Iterator[Address]:
     finally:
         process.kill()
         process.wait()
+
+
+@contextmanager
+def etcd_in_memory() -> Iterator[Address]:
+    """One that waits for no disk."""
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(dir=memory) as folder, real_etcd(Path(folder) / "data") as address:
+        yield address
 
 
 @contextmanager

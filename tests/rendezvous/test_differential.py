@@ -6,7 +6,7 @@ whole sequence; `RENDEZVOUS_SHRINK=1` looks for the shortest one, which takes mi
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import count
@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from tests.rendezvous.harness import Address, Answer, Client, Exchange, OurServer
+from tests.rendezvous.harness import Address, Answer, Client, Exchange, OurServer, etcd_in_memory
 
 OPS = int(os.environ.get("RENDEZVOUS_OPS", "0"))
 SHRINK = "RENDEZVOUS_SHRINK" in os.environ
@@ -27,6 +27,14 @@ LONG = "7200"
 
 SAME_HEADERS = ("x-etcd-index", "content-type", "allow", "location", "x-raft-term", "x-content-type-options")
 PRESENT_HEADERS = ("x-raft-index", "x-etcd-cluster-id")
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[Address]:
+    """Of our own: what other tests leave in theirs is in every listing of the root."""
+    with etcd_in_memory() as address:
+        yield address
+
 
 prefixes = (f"/run{number:06d}" for number in count())
 

@@ -110,7 +110,10 @@ def a_job_that_ends_between_two_looks_was_deployed(user: User) -> Any:
 @in_a_hurry
 def a_job_that_fails_at_once_is_not_deployed(user: User) -> Any:
     deployed = outcome(lambda: user.shell("fails-at-once", "echo no data >&2; exit 3", size=(1, 1, 1), timeout=1))
-    found = outcome(lambda: user.client.get_by_name("fails-at-once").phase)
+    found = until(
+        lambda: outcome(lambda: user.client.get_by_name("fails-at-once").phase),
+        lambda seen: seen.get("returned") not in ("pending", "starting"),
+    )
     return {"deployed": deployed, "found": found}
 
 
@@ -143,7 +146,7 @@ def the_async_calls_do_the_same(user: User) -> Any:
         events = await training.events_async()
         streamed = [line async for line in training.stream_logs_async()]
         await training.delete_async()
-        gone = await asyncio.to_thread(outcome, training.refresh)
+        gone = await asyncio.to_thread(until, lambda: outcome(training.refresh), lambda seen: "raised" in seen)
         return {
             "scaled": scaled.target,
             "ready": ready,

@@ -26,12 +26,13 @@ def a_plain_deployment_runs_its_command_as_it_stands(user: User) -> Any:
     status = deployment.wait_until_ready(timeout=15, poll_interval=1, silent=True)
     lines = until(lambda: sorted(deployment.logs().splitlines()), lambda seen: len(seen) == 2)
     deployment.delete()
+    gone = until(lambda: outcome(lambda: user.client.get(created.instance_name)), lambda seen: "raised" in seen)
     return {
         "name": deployment.friendly_name,
         "replicas": [status.replicas_ready, status.replicas_desired],
         "state": [status.state, status.phase],
         "lines": lines,
-        "gone": outcome(lambda: user.client.get(created.instance_name))["raised"],
+        "gone": gone["raised"],
     }
 
 
