@@ -16,7 +16,7 @@ from basilica.core.moments import MOMENTS, shifted
 from basilica.core.status import Condition, DeploymentStatus, Milestone
 from basilica.core.world import RankStatus
 from basilica.machine import clock_steps
-from basilica.machine.clock_steps import watching_the_wall_clock
+from basilica.machine.clock_steps import watch_wall_clock
 from basilica.machine.clocks import SteadyClock, counted, keep_clock, open_clock, steady_now
 from basilica.ports import UsageRow
 
@@ -124,7 +124,7 @@ def test_the_real_counter_goes_on_at_the_pace_of_the_monotonic_clock() -> None:
 @pytest.mark.anyio
 async def test_the_kernel_is_asked_to_say_when_somebody_sets_the_wall_clock() -> None:
     moved: list[int] = []
-    async with watching_the_wall_clock(lambda: moved.append(1)):
+    async with watch_wall_clock(lambda: moved.append(1)):
         armed = _timers()
         await asyncio.sleep(0.05)
     assert [(info["clockid"], info["settime flags"]) for info in armed] == [("0", "03")]  # absolute, cancelled on set
@@ -143,7 +143,7 @@ async def test_who_watches_is_called_each_time_that_the_kernel_says_so(monkeypat
         if calls == 3:
             enough.set()
 
-    async with watching_the_wall_clock(moved), asyncio.timeout(5):
+    async with watch_wall_clock(moved), asyncio.timeout(5):
         await enough.wait()
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from basilica.core.reports import SeriesQuery
 from basilica.reports.points import Point
-from basilica.reports.relay import series_text, told_in
+from basilica.reports.relay import parse_published, series_text
 from basilica.reports.series import (
     POINTS,
     RANK_BYTES,
@@ -72,7 +72,7 @@ def test_the_series_of_a_run_stay_small_however_many_ranks_it_has(world: int) ->
     assert len(text) <= share.bytes <= RANK_BYTES
     assert share.bytes * world <= RUN_BYTES
     assert share.bytes / share.every * world <= 1 << 20  # what the keyspace writes down in a second
-    found = told_in(text)
+    found = parse_published(text)
     assert {source for source, each in found.items() if each} <= told.keys()
     assert packed.left_out == 0 or world == 4096
     for source, each in found.items():
@@ -116,8 +116,8 @@ def test_what_is_always_the_same_packs_well_and_is_bounded_all_the_same() -> Non
 def test_ranks_may_write_what_they_like(garbage: bytes) -> None:
     for data in (garbage, zlib.compress(garbage)):
         assert isinstance(unpack(data, room=1000), dict)
-        assert isinstance(told_in(base64.urlsafe_b64encode(data).decode()), dict)
-    assert told_in(garbage.decode("latin-1")) == {} or garbage == b""
+        assert isinstance(parse_published(base64.urlsafe_b64encode(data).decode()), dict)
+    assert parse_published(garbage.decode("latin-1")) == {} or garbage == b""
 
 
 @pytest.mark.parametrize(

@@ -31,10 +31,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """This process as a rank that has not reported yet."""
     monkeypatch.setenv(reporting.FILE_ENV, str(tmp_path / "reports" / "0.1"))
     monkeypatch.delenv(reporting.BELL_ENV, raising=False)
-    reporting._here.forget()
-    reporting._complained.clear()
+    reporting._here.reset()
+    reporting._warned.clear()
     yield tmp_path / "reports"
-    reporting._here.forget()
+    reporting._here.reset()
 
 
 def points(place: Path) -> list[Point]:
@@ -63,10 +63,10 @@ def test_what_is_said_can_be_read_at_once(place: Path) -> None:
 def test_outside_a_deployment_nothing_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(reporting.FILE_ENV, raising=False)
     monkeypatch.chdir(tmp_path)
-    reporting._here.forget()
+    reporting._here.reset()
     report(step=1, loss=2.0)
     report("junk", more=object())
-    reporting._here.forget()
+    reporting._here.reset()
     assert list(tmp_path.iterdir()) == []
 
 

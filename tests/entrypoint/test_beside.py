@@ -85,22 +85,22 @@ def test_what_it_leaves_behind_ends_with_it() -> None:
 
 def test_it_has_what_the_rank_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"TMPDIR": str(tmp_path), "BASILICA_POD_UID": "some-pod", "BASILICA_RANK": "1", "KEPT": "yes", "OURS": "1"}
-    monkeypatch.setattr(rank_exec, "_given_to_us", lambda: given)
+    monkeypatch.setattr(rank_exec, "_container_environment", lambda: given)
     monkeypatch.chdir(tmp_path)
     rank = {name: value for name, value in given.items() if name != "OURS"}
-    rank_exec.tell({**rank, "RANK": "1", "WORLD_SIZE": "2", "MINE": "a b", "TMPDIR": "/elsewhere"})
+    rank_exec.record_environment({**rank, "RANK": "1", "WORLD_SIZE": "2", "MINE": "a b", "TMPDIR": "/elsewhere"})
     (written,) = tmp_path.iterdir()
     assert "yes" not in written.read_text()  # what the container has anyhow stays where it is
     monkeypatch.chdir("/")
     shown = ("sh", "-c", "echo $RANK/$WORLD_SIZE $MINE $KEPT$OURS $TMPDIR; pwd")
     assert ran(*shown, **given)[0] == f"\x061/2 a b yes /elsewhere\n{tmp_path}\n".encode()
-    rank_exec.forget()
+    rank_exec.remove_recorded()
     assert list(tmp_path.iterdir()) == []
     assert ran(*shown, **given, BASILICA_WORLD_TARGET="4")[0] == f"\x061/4 yes1 {tmp_path}\n/\n".encode()
 
 
 def test_what_a_process_was_started_with_is_known_whatever_it_made_of_it() -> None:
-    told = "from basilica.rank.exec import _given_to_us; print(_given_to_us())"
+    told = "from basilica.rank.exec import _container_environment; print(_container_environment())"
     program = f"import os; os.environ['A'] = '2'; {told}"
     done = subprocess.run([sys.executable, "-c", program], env={"A": "1", "B": "x=y"}, capture_output=True, check=True)
     assert done.stdout.decode().strip() == "{'A': '1', 'B': 'x=y'}"

@@ -13,7 +13,7 @@ ENVIRONMENT = {"BASILICA_RANK": "0", "BASILICA_RDZV_ENDPOINT": "127.0.0.1:1"}
 def test_the_counter_that_is_there_is_read(version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counters = (tmp_path / "memory.events", tmp_path / "memory.oom_control")
     monkeypatch.setattr(agent, "MEMORY_EVENTS", tuple(map(str, counters)))
-    rank = agent.Driven(["true"], ENVIRONMENT, tmp_path)
+    rank = agent.Agent(["true"], ENVIRONMENT, tmp_path)
     assert rank._memory_kills() == 0
     counters[version].write_text("oom_kill_disable 0\noom_kill 3\n")
-    assert agent.Driven(["true"], ENVIRONMENT, tmp_path)._memory_kills() == 3
+    assert agent.Agent(["true"], ENVIRONMENT, tmp_path)._memory_kills() == 3

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from basilica.rank.reachability import Reach, borne_name
+from basilica.rank.reachability import Reach, own_name
 from basilica.rendezvous.client import KeysClient
 from basilica.rendezvous.exchange import NoAnswer
 from basilica.rendezvous.names import PAIRS
@@ -113,7 +113,7 @@ def test_a_rendezvous_that_forgot_everything_is_told_again(tmp_path: Path) -> No
     ],
 )
 def test_a_host_has_the_name_that_others_use_if_it_bears_it(master: str, rank: str, host: str, name: str) -> None:
-    assert borne_name({"MASTER_ADDR": master, "BASILICA_RANK": rank}, host) == name
+    assert own_name({"MASTER_ADDR": master, "BASILICA_RANK": rank}, host) == name
 
 
 def test_who_cannot_resolve_a_name_does_not_reach_its_host(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@
         for result in executor.collect(handles):
             print(result["rank"], result["status"], result["result"])
 
-Names are loaded when they are first used, and what an executor needs when one is made.
+Names are loaded when they are first used, and the packages of an executor when one is made.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""What callers give to executors, checked in one place: what cannot be meant is told before anything is started."""
+"""Checks of the arguments of executors: an impossible argument is refused before any replica is started."""
 
 import logging
 import math
@@ -12,7 +12,7 @@ from basilica.executors.protocol import ReplicaHandle
 
 log = logging.getLogger("basilica.executors")
 DAY_SECONDS = 86400.0
-RUN_ID = "diloco"  # what the names of gangs begin with, unless told
+RUN_ID = "diloco"  # the default prefix of the names of gangs
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ENTRYPOINT = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*(?::[^\W\d]\w*(?:\.[^\W\d]\w*)*)?")
@@ -21,7 +21,7 @@ _ENTRYPOINT = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*(?::[^\W\d]\w*(?:\.[^\W\d]
 def check_launch(
     n_replicas: int, entrypoint: object, entrypoint_args: object, timeout: float, *, callables: bool
 ) -> None:
-    """`ValueError` for a number, a text or a time that cannot be meant; `TypeError` for a wrong kind of thing."""
+    """Raise `ValueError` for an impossible number, text or time; `TypeError` for a wrong type."""
     if isinstance(n_replicas, bool) or not isinstance(n_replicas, int):
         raise TypeError(f"n_replicas must be a whole number, not {n_replicas!r}")
     if n_replicas < 1:
@@ -51,7 +51,7 @@ def check_launch(
 
 
 def check_timeout(timeout: float | None) -> float:
-    """How long `collect` waits: a day, unless told."""
+    """Return the seconds that `collect` waits: a day by default."""
     if timeout is None:
         return DAY_SECONDS
     if not timeout >= 0:  # false for NaN too
@@ -60,7 +60,7 @@ def check_timeout(timeout: float | None) -> float:
 
 
 def check_seconds(name: str, value: object) -> None:
-    """An option that is a time."""
+    """Raise `ValueError` unless the option is a number of seconds."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise ValueError(f"{name} must be a number of seconds, not {value!r}")
 
@@ -71,7 +71,7 @@ def check_lines(n_lines: int) -> None:
 
 
 def check_run_id(run_id: str | None, pattern: re.Pattern[str], rule: str) -> str:
-    """What the names of gangs begin with; `ValueError` with the backend's rule for names, if it breaks that."""
+    """Return the prefix of the names of gangs; raise `ValueError` with the backend's rule if it breaks that."""
     if run_id is not None and not pattern.fullmatch(run_id):
         raise ValueError(f"run_id {run_id!r}: {rule}")
     return run_id or RUN_ID
@@ -91,7 +91,7 @@ def check_backend(handle: ReplicaHandle, backend_name: str) -> None:
 
 
 def named_in(handle: ReplicaHandle, backend_name: str, key: str, default: str | None = None) -> str:
-    """The name that a handle's metadata holds under `key`; `UnknownHandle` where there is none."""
+    """Return the name in a handle's metadata under `key`; raise `UnknownHandle` if there is none."""
     check_backend(handle, backend_name)
     name = handle.metadata.get(key) or default
     if not isinstance(name, str) or not name:
@@ -103,8 +103,8 @@ def named_in(handle: ReplicaHandle, backend_name: str, key: str, default: str | 
 
 
 @contextmanager
-def nobody_is_fine() -> Iterator[None]:
-    """For `cancel`: a handle that names nobody is logged, and no error."""
+def allow_unknown_handle() -> Iterator[None]:
+    """For `cancel`: log a handle that names no replica, instead of an error."""
     try:
         yield
     except UnknownHandle as unknown:

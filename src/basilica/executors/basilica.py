@@ -1,7 +1,7 @@
 """Replicas as the ranks of a run of a Basilica control plane: embedded on this machine, or a cluster's.
 
-The control plane makes a gang of them: a replica that fails ends the others, and to cancel one cancels the run. Changes
-are pushed by the server; a server that is away for a while is waited for.
+The run is a gang: a replica that fails ends the others, and the cancellation of one cancels the run. The server pushes
+changes; `collect` waits for a server that is away for a while.
 """
 
 import sys
@@ -15,12 +15,12 @@ from basilica.core.errors import BadResult, BasilicaError, DeploymentNotFound, N
 from basilica.core.world import WorldSize
 from basilica.executors.arguments import (
     RUN_ID,
+    allow_unknown_handle,
     check_launch,
     check_lines,
     check_timeout,
     named_in,
     new_gang_name,
-    nobody_is_fine,
 )
 from basilica.executors.environment import replica_environment
 from basilica.executors.launch import gang_handles, gang_metadata, import_path, replica_command, shipped_function
@@ -58,9 +58,9 @@ STATES = {
     "lost": FAILED,
     "dropped": CANCELLED,
 }
-LOOK_AGAIN_SECONDS = 1.0  # at a server that cannot tell of changes
+POLL_SECONDS = 1.0  # at a server that does not push changes
 LONG_POLL_SECONDS = 30.0
-# A shipped function finds its rank as all replicas do; our own entrypoint sees to that itself.
+# A shipped function finds its rank as all replicas do; our own entrypoint sets the variable itself.
 WITH_RANK = ["/bin/sh", "-c", 'export REPLICA_RANK="$RANK"; exec "$0" "$@"']
 GONE = Outcome(CANCELLED, error="there is no such run (any more)")
 
@@ -88,7 +88,7 @@ class BasilicaExecutor:
         memory: str | None = None,
         grace_seconds: float = 10.0,
     ) -> None:
-        from basilica.client.api import BasilicaClient  # noqa: PLC0415  which loads what talks HTTP
+        from basilica.client.api import BasilicaClient  # noqa: PLC0415  it loads the HTTP client
 
         self._client = client or BasilicaClient(base_url, api_key)
         self._run_id = run_id or RUN_ID
@@ -119,7 +119,7 @@ class BasilicaExecutor:
                 wait=False,
                 **self._options,
             )
-        except KeyboardInterrupt as interrupt:  # the run may be there all the same, and nobody would know of it
+        except KeyboardInterrupt as interrupt:  # the run may exist all the same, without a handle
             try:
                 self.cancel(ReplicaHandle(0, self.backend_name, {"job_name": name}))
             except BasilicaError as error:
@@ -144,13 +144,13 @@ class BasilicaExecutor:
 
     def cancel(self, handle: ReplicaHandle) -> None:
         """Cancel the run, and with it all its replicas."""
-        with nobody_is_fine(), suppress(DeploymentNotFound):
+        with allow_unknown_handle(), suppress(DeploymentNotFound):
             self._training(handle).cancel()
 
     def collect(
         self, handles: Sequence[ReplicaHandle], *, timeout: float | None = None, on_change: OnChange | None = None
     ) -> list[ReplicaResult]:
-        """Wait until nothing of the runs can change any more; `timeout=None` waits a day."""
+        """Wait until the runs cannot change any more; `timeout=None` waits a day."""
         seconds = check_timeout(timeout)
         deadline = time.monotonic() + seconds
         changes = Changes(on_change)
@@ -175,7 +175,7 @@ class BasilicaExecutor:
         return [results[place] for place in range(len(handles))]
 
     def close(self) -> None:
-        """Let go of the connections; runs go on."""
+        """Close the connections; runs go on."""
         self._client.close()
 
     def __enter__(self) -> "BasilicaExecutor":
@@ -185,12 +185,12 @@ class BasilicaExecutor:
         self.close()
 
     def _returned(self, training: "DistributedTraining") -> dict[int, Any]:
-        """What ranks returned, also of a run that failed: some of them may have done their work."""
+        """Return the results of ranks, also of a run that failed: some ranks may have done their work."""
         from basilica.client import flows  # noqa: PLC0415
 
         try:
             return self._client._blocking.run(flows.results_so_far(training._run))
-        except DeploymentNotFound:  # deleted since we saw how it ended
+        except DeploymentNotFound:  # deleted after its end was seen
             return {}
 
     def _training(self, handle: ReplicaHandle) -> "DistributedTraining":
@@ -211,7 +211,7 @@ class BasilicaExecutor:
 
 
 def _states(run: "Remembered", deadline: float) -> "Flow[None]":
-    """Emits the run as it is, and again whenever it has changed, until nothing of it can change or the time is up."""
+    """Emit the run, and again after each change, until it cannot change any more or the time is up."""
     from basilica.client import flows  # noqa: PLC0415
     from basilica.client.effects import Call, Emit, Now, Sleep  # noqa: PLC0415
     from basilica.client.views import parse_run  # noqa: PLC0415
@@ -230,20 +230,20 @@ def _states(run: "Remembered", deadline: float) -> "Flow[None]":
                 answer = yield from flows.ask(call, name=run.name, patience=left + flows.LAST_LOOK)
                 newer = answer.parsed(parse_run)
             else:
-                yield Sleep(min(left, LOOK_AGAIN_SECONDS))
+                yield Sleep(min(left, POLL_SECONDS))
                 newer = yield from flows.fetch(run, left)
         except NetworkError:
-            continue  # the run goes on without us; the deadline decides how long we wait
+            continue  # the run goes on; the deadline limits the wait
         if newer != view:
             view = run.take(newer)
             yield Emit(view)
 
 
-# ---- what a run says of its ranks --------------------------------------------------------------------------------
+# ---- ranks in the view of a run ----------------------------------------------------------------------------------
 
 
 def _with_result(outcome: Outcome, value: Any) -> Outcome:
-    """What the replica returned; if that cannot be given, the reason, which is no reason to hide the others'."""
+    """Add the replica's result; if it cannot be read, the reason, so that the others' results are still returned."""
     if isinstance(value, BadResult):
         return outcome._replace(error="; ".join(filter(None, (outcome.error, str(value)))))
     return outcome._replace(result=value)
@@ -255,7 +255,7 @@ def _outcome(view: "RunView", rank: int) -> Outcome:
         return _ended(view, rank, exit)
     state = next((seen.state for seen in view.ranks if seen.rank == rank), "waiting")
     status = STATES.get(state, PENDING)
-    # Until the run is over a rank that was stopped may come back, and how one that failed ended is not told yet.
+    # Until the run is over a stopped rank may come back, and the end of a failed one is not published.
     return Outcome(status if status not in (FAILED, CANCELLED) else RUNNING)
 
 
@@ -277,7 +277,7 @@ def _ended(view: "RunView", rank: int, exit: "RankExit | None") -> Outcome:
 
 
 def _why(reason: str, code: int | None, tail: Sequence[str]) -> str:
-    """By signal or reason where there is one, else by its code and last words."""
+    """Describe an end by its signal or reason, else by its exit code and last line."""
     if reason not in (ERROR, UNKNOWN, COMPLETED):
         return f"killed by {reason}" if is_signal(reason) else f"{reason} (exit code {code})"
     if code is None:

@@ -1,4 +1,4 @@
-"""What replicas are told by their environment. `diloco/replica_entrypoint.py` reads it there."""
+"""The environment of replicas, which `diloco/replica_entrypoint.py` reads."""
 
 import json
 import warnings
@@ -7,9 +7,9 @@ from typing import Any
 
 REPLICA_MODULE = "basilica.diloco.replica_entrypoint"
 RANK_ENV = "rank_env"  # the argument that names one more variable for the rank; a local convention
-RENDEZVOUS_URI = "rendezvous_uri"  # the argument that says where replicas meet and where results are stored
+RENDEZVOUS_URI = "rendezvous_uri"  # the argument with the URI where replicas meet and results are stored
 
-# What the contract sets itself; an argument of that name must not replace it.
+# Variables of the contract itself; an argument of that name must not replace one.
 _OURS = frozenset({"REPLICA_RANK", "WORLD_SIZE", "ENTRYPOINT", "ENTRYPOINT_ARGS"})
 # An argument called `path` is common, and a replica whose PATH it replaced would find no program any more.
 _THE_MACHINES = frozenset({"PATH", "HOME", "USER", "SHELL", "LANG", "TMPDIR", "PWD", "PYTHONPATH", "LD_LIBRARY_PATH"})
@@ -18,9 +18,9 @@ _THE_MACHINES = frozenset({"PATH", "HOME", "USER", "SHELL", "LANG", "TMPDIR", "P
 def replica_environment(
     n_replicas: int, entrypoint: str, entrypoint_args: Mapping[str, Any], *, remote: bool
 ) -> dict[str, str]:
-    """What all replicas of a gang find in their environment; `REPLICA_RANK` is each one's own and not in here.
+    """Return the environment of all replicas of a gang; `REPLICA_RANK` is each one's own and not in it.
 
-    On remote backends an argument that is no JSON is left out with a warning, and `rank_env` is not passed on.
+    On remote backends an argument that is no JSON is left out with a warning, and `rank_env` is not passed.
     """
     passed = _json_only(entrypoint_args, entrypoint) if remote else dict(entrypoint_args)
     environment = {

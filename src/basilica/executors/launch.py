@@ -1,4 +1,4 @@
-"""What executors share in starting replicas: their program, their handles, and that none is left alone."""
+"""The start of replicas, shared by executors: their program, their handles, and the cleanup of a failed start."""
 
 import os
 import sys
@@ -10,33 +10,33 @@ from basilica.executors.protocol import ReplicaHandle
 
 
 def replica_command(python: str = "python") -> list[str]:
-    """What a replica executes, unless a backend is told otherwise."""
+    """Return the default command of a replica."""
     return [python, "-u", "-m", REPLICA_MODULE]
 
 
 def import_path() -> str:
-    """Where this process finds its modules, for replicas that run where it does."""
+    """Return the import path of this process, for replicas on the same machine."""
     return os.pathsep.join(os.path.abspath(place) for place in sys.path if os.path.exists(place or "."))
 
 
 def shipped_function(
     function: Callable[..., Any], arguments: Mapping[str, Any], n_replicas: int, *, python: str, remote: bool
 ) -> tuple[list[str], dict[str, str]]:
-    """The command line and the environment of replicas that call a function of this process.
+    """Return the command line and the environment of replicas that call a function of this process.
 
-    `remote`: their modules are not ours.
+    `remote`: they do not have the modules of this process.
     """
     from basilica.shipping.source import ship  # noqa: PLC0415  only functions need it
 
     passed = {name: value for name, value in arguments.items() if name != RANK_ENV}
     shipped = ship(function, kwargs=passed, python=python, remote=remote)
     called = getattr(function, "__qualname__", type(function).__qualname__)
-    told = {name: value for name, value in passed.items() if is_json(value)}  # the function gets the others, too
-    return shipped.argv, replica_environment(n_replicas, called, told, remote=False) | shipped.env
+    texts = {name: value for name, value in passed.items() if is_json(value)}  # the function gets the others, too
+    return shipped.argv, replica_environment(n_replicas, called, texts, remote=False) | shipped.env
 
 
 def gang_metadata(entrypoint_args: Mapping[str, Any], **own: Any) -> dict[str, Any]:
-    """What all handles of a gang hold: the backend's own, and where replicas meet, if they were told."""
+    """Return the metadata of all handles of a gang: the backend's own, and the URI of the rendezvous, if given."""
     uri = entrypoint_args.get(RENDEZVOUS_URI)
     return {**own, RENDEZVOUS_URI: uri} if isinstance(uri, str) else own
 
@@ -50,7 +50,7 @@ def start_each(
 ) -> list[ReplicaHandle]:
     """Start replicas one by one. If one cannot be started, those before it are cancelled: none goes on alone.
 
-    The error says which could not be, by the metadata that `known_as` names.
+    A note of the error names replicas that could not be cancelled, by the metadata under `known_as`.
     """
     handles: list[ReplicaHandle] = []
     try:

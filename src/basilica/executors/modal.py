@@ -34,12 +34,12 @@ from basilica.core import environment as env
 from basilica.core.ends import describe, exit_code_of
 from basilica.executors.arguments import (
     RUN_ID,
+    allow_unknown_handle,
     check_launch,
     check_lines,
     check_timeout,
     named_in,
     new_gang_name,
-    nobody_is_fine,
 )
 from basilica.executors.environment import replica_environment
 from basilica.executors.launch import gang_metadata, replica_command, start_each
@@ -62,7 +62,7 @@ from basilica.reports.tracebacks import read_traceback
 from basilica.version import pip_install
 
 GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL, when a replica's time is up or its call is cancelled
-START_SECONDS = 60  # that Modal's own limit is longer than ours, so that ours tells why
+START_SECONDS = 60  # by which Modal's own limit is longer than ours: only ours gives a reason
 LOG_ENTRIES_MAX = 20_000
 WAITS_AT_ONCE = 64
 
@@ -126,7 +126,7 @@ class ModalSpawnExecutor:
         return start_each(n_replicas, spawn, self.cancel, known_as="function_call_id")
 
     def poll(self, handle: ReplicaHandle) -> str:
-        return self._look(handle, 0.0).status
+        return self._inspect(handle, 0.0).status
 
     def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = LOG_LINES) -> str:
         check_lines(n_lines)
@@ -142,7 +142,7 @@ class ModalSpawnExecutor:
 
     def cancel(self, handle: ReplicaHandle) -> None:
         """Cancel this replica's call; the others go on."""
-        with nobody_is_fine(), suppress(self._modal.exception.NotFoundError):
+        with allow_unknown_handle(), suppress(self._modal.exception.NotFoundError):
             self._call(handle).cancel()
 
     def collect(
@@ -158,21 +158,21 @@ class ModalSpawnExecutor:
         changes = Changes(on_change)
         outcomes: dict[int, Outcome] = {}
         for place, handle in enumerate(handles):
-            outcomes[place] = self._look(handle, 0.0)
+            outcomes[place] = self._inspect(handle, 0.0)
             changes.tell(place, handle, outcomes[place].status)
         waiting = [place for place, outcome in outcomes.items() if outcome.status not in ENDED]
-        for place, outcome in _Ends(self._look, handles, waiting, deadline):
+        for place, outcome in _Ends(self._inspect, handles, waiting, deadline):
             outcomes[place] = outcome
             changes.tell(place, handles[place], outcome.status)
         return [replica_result(handle, outcomes[place], seconds) for place, handle in enumerate(handles)]
 
-    # ---- asking Modal --------------------------------------------------------------------------------------------
+    # ---- calls to Modal ------------------------------------------------------------------------------------------
 
     def _call(self, handle: ReplicaHandle) -> Any:
         return self._modal.FunctionCall.from_id(named_in(handle, self.backend_name, "function_call_id"))
 
-    def _look(self, handle: ReplicaHandle, wait: float) -> Outcome:
-        """How the call stands, as soon as it has ended or the time is up. Trouble on the way to Modal is raised."""
+    def _inspect(self, handle: ReplicaHandle, wait: float) -> Outcome:
+        """Return the outcome as soon as the call has ended or the time is up. Connection errors are raised."""
         problems = self._modal.exception
         call = self._call(handle)
         try:
@@ -196,7 +196,7 @@ class ModalSpawnExecutor:
         return Outcome(FAILED, answer["exit_code"], answer["error"])
 
     def _unended(self, call: Any, handle: ReplicaHandle) -> str:
-        """Modal says `PENDING` of both: one that runs has a container."""
+        """Return pending or running. Modal's status is `PENDING` for both, but only a running call has a container."""
         found = self._input(call, handle)
         return RUNNING if found is not None and found.task_id else PENDING
 
@@ -205,7 +205,7 @@ class ModalSpawnExecutor:
         return None if found is None else str(found.status.name)
 
     def _input(self, call: Any, handle: ReplicaHandle) -> Any:
-        """What the call graph says of this call."""
+        """Return the node of this call in the call graph."""
         nodes = list(call.get_call_graph())
         for node in nodes:
             nodes += node.children
@@ -215,16 +215,16 @@ class ModalSpawnExecutor:
 
 
 class _Ends:
-    """Waits for several calls at once and gives (place, outcome) as they end; at the deadline, how the rest stands."""
+    """An iterator over (place, outcome) of several calls as they end; at the deadline, of the others."""
 
     def __init__(
         self,
-        look: Callable[[ReplicaHandle, float], Outcome],
+        inspect: Callable[[ReplicaHandle, float], Outcome],
         handles: Sequence[ReplicaHandle],
         waiting: Sequence[int],
         deadline: float,
     ) -> None:
-        self._look = look
+        self._inspect = inspect
         self._handles = handles
         self._todo: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[int, Outcome | BaseException]] = queue.SimpleQueue()
@@ -243,8 +243,8 @@ class _Ends:
                 return
             try:
                 left = max(0.0, self._deadline - time.monotonic())
-                self._done.put((place, self._look(self._handles[place], left)))
-            except BaseException as error:  # noqa: BLE001  raised where somebody waits for it
+                self._done.put((place, self._inspect(self._handles[place], left)))
+            except BaseException as error:  # noqa: BLE001  raised by the iterator
                 self._done.put((place, error))
 
     def __iter__(self) -> "_Ends":
@@ -260,7 +260,7 @@ class _Ends:
         return place, outcome
 
 
-# ---- what runs there ---------------------------------------------------------------------------------------------
+# ---- the deployed function ---------------------------------------------------------------------------------------
 
 
 def run_replica(variables: Mapping[str, str], timeout: float) -> dict[str, Any]:
@@ -284,14 +284,14 @@ def run_replica(variables: Mapping[str, str], timeout: float) -> dict[str, Any]:
         if code == 0 and problem is None:
             stored = json.loads(result_file.read_bytes()) if result_file.exists() else None
             return {"exit_code": 0, "result": stored}
-        said = "".join(read_traceback(str(error_file)).splitlines()[-1:])
+        last_line = "".join(read_traceback(str(error_file)).splitlines()[-1:])
         exit_code = exit_code_of(code)
         how = describe(code)
-        return {"exit_code": exit_code or 1, "error": problem or (f"{how}: {said}" if said else how)}
+        return {"exit_code": exit_code or 1, "error": problem or (f"{how}: {last_line}" if last_line else how)}
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:
-    """SIGTERM, and SIGKILL to all that is left of its group."""
+    """Send SIGTERM, and after the grace SIGKILL to the rest of its group."""
     _signal(process, signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
         process.wait(GRACE_SECONDS)

@@ -1,4 +1,4 @@
-"""How replicas ended, in the words of every executor."""
+"""Outcomes of replicas, with the rules that all executors share."""
 
 from typing import Any, NamedTuple
 
@@ -6,8 +6,8 @@ from basilica.executors.protocol import ENDED, FAILED, SUCCEEDED, OnChange, Repl
 
 
 class Outcome(NamedTuple):
-    """How one replica stands. `exit_code` is the real one, where it can be had; `error` says why it stands so; `role`,
-    what part a replica that failed had in the failure of its gang, where that is known."""
+    """The status of one replica. `exit_code` is the real one, where it is known; `error` is the reason of the status;
+    `role` is the part of a failed replica in the failure of its gang, where that is known."""
 
     status: str
     exit_code: int | None = None
@@ -17,9 +17,9 @@ class Outcome(NamedTuple):
 
 
 def replica_result(handle: ReplicaHandle, outcome: Outcome, waited_seconds: float) -> ReplicaResult:
-    """What `collect` tells of a replica for which it waited so long, by the rules of exit codes and deadlines.
+    """Return the result that `collect` gives after the wait, by the rules of exit codes and deadlines.
 
-    The name of its job is what the handle's metadata have as `job_name`.
+    The name of its job is `job_name` of the handle's metadata.
     """
     status, exit_code, error, result, role = outcome
     if status not in ENDED:
@@ -38,19 +38,19 @@ def replica_result(handle: ReplicaHandle, outcome: Outcome, waited_seconds: floa
 
 
 def placeholder(rank: int, *why: str) -> str:
-    """What stands for logs where there are none; reasons that are empty are left out."""
+    """Return the placeholder of missing logs; empty reasons are left out."""
     return f"<rank {rank}: {': '.join(filter(None, why))}>"
 
 
 class Changes:
-    """Tells `on_change` of each status that is new."""
+    """Notifications of `on_change`, once for each new status."""
 
     def __init__(self, on_change: OnChange | None) -> None:
         self._on_change = on_change
-        self._told: dict[tuple[int, int], str] = {}
+        self._notified: dict[tuple[int, int], str] = {}
 
     def tell(self, place: int, handle: ReplicaHandle, status: str) -> None:
-        """`place` tells handles of equal rank apart: those of two gangs may be collected together."""
-        if self._on_change is not None and self._told.get((place, handle.rank)) != status:
-            self._told[place, handle.rank] = status
+        """Call `on_change` if the status is new. `place` distinguishes handles of equal rank, of several gangs."""
+        if self._on_change is not None and self._notified.get((place, handle.rank)) != status:
+            self._notified[place, handle.rank] = status
             self._on_change(handle, status)

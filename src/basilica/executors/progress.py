@@ -1,4 +1,4 @@
-"""Replicas as they change: in a terminal a table that redraws itself, elsewhere one line per change."""
+"""The progress of replicas: in a terminal a table that redraws itself, elsewhere one line per change."""
 
 import os
 import sys
@@ -38,7 +38,7 @@ ROWS_BESIDE_RANKS = 4
 def live_table(
     handles: Sequence[ReplicaHandle], *, stream: TextIO | None = None, title: str = ""
 ) -> Iterator[OnChange]:
-    """What to give to `collect` as `on_change`, for the time of the block.
+    """Yield a callback for `collect(on_change=…)`, valid in the block.
 
     >>> with live_table(handles) as on_change:                               # doctest: +SKIP
     ...     results = executor.collect(handles, on_change=on_change)
@@ -47,15 +47,15 @@ def live_table(
     board = Board(handles, title)
     if not out.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
 
-        def tell(handle: ReplicaHandle, status: str) -> None:
+        def write_line(handle: ReplicaHandle, status: str) -> None:
             board.change(handle, status)
             if status != PENDING:
                 out.write(f"rank {handle.rank} {status}\n")
                 out.flush()
 
-        yield tell
+        yield write_line
         return
-    from rich.console import Console  # noqa: PLC0415  only where somebody watches
+    from rich.console import Console  # noqa: PLC0415  only for terminals
     from rich.live import Live  # noqa: PLC0415
 
     screen = Console(file=out, markup=False, highlight=False, emoji=False)
@@ -64,7 +64,7 @@ def live_table(
 
 
 class Board:
-    """How the replicas stand, as Rich draws it: a row for each while they fit, else counts and those that stand out."""
+    """The table of replicas for Rich: a row for each while they fit, else counts and the replicas that differ."""
 
     def __init__(self, handles: Sequence[ReplicaHandle], title: str = "") -> None:
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""What every executor promises. The rules that all of them share are in `arguments`, `environment` and `outcomes`.
+"""The protocol of executors. The rules that all of them share are in `arguments`, `environment` and `outcomes`.
 
 Standard library only. An executor starts N replicas somewhere, and needs no control plane for that.
 """
@@ -17,7 +17,7 @@ ENDED = frozenset({SUCCEEDED, FAILED, CANCELLED})
 
 CULPRIT = "culprit"  # it failed first
 VICTIM = "victim"  # it failed by itself, after another had
-STOPPED = "stopped"  # it was ended because another had failed, or since its time was up
+STOPPED = "stopped"  # it was ended because another had failed, or because its time was up
 ROLES = (CULPRIT, VICTIM, STOPPED)
 
 LAUNCH_SECONDS = 3600.0
@@ -28,9 +28,9 @@ Entrypoint = str | Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class ReplicaHandle:
-    """One replica. It can be pickled: another process can poll, follow and cancel by it.
+    """The handle of one replica. It can be pickled: another process can poll, follow and cancel by it.
 
-    `metadata` is the backend's own: what it needs in order to find the replica again, plain data only.
+    `metadata` is the backend's own: plain data by which it finds the replica again.
     """
 
     rank: int
@@ -39,10 +39,10 @@ class ReplicaHandle:
 
 
 class ReplicaResult(TypedDict):
-    """How one replica ended, or how it stood when the time was up.
+    """The end of one replica, or its status when the time was up.
 
     `exit_code` is 0 for succeeded, not 0 for failed (the real one where it can be had, else 1), None otherwise. `error`
-    is None unless there is something to say. `result` is what the entrypoint returned, where the backend can tell.
+    is None unless there is a problem. `result` is the return value of the entrypoint, where the backend has it.
     `role` is there for a replica that failed, where the backend knows in which order its gang did.
     """
 
@@ -83,11 +83,11 @@ class ServerlessExecutor(Protocol):
         ...
 
     def poll(self, handle: ReplicaHandle) -> str:
-        """One of pending, running, succeeded, failed, cancelled."""
+        """Return one of pending, running, succeeded, failed, cancelled."""
         ...
 
     def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = LOG_LINES) -> str:
-        """The last lines that the replica wrote; where there are none, a placeholder in angle brackets says why."""
+        """Return the last lines of the replica's output, or a placeholder in angle brackets with the reason."""
         ...
 
     def cancel(self, handle: ReplicaHandle) -> None:
@@ -97,12 +97,12 @@ class ServerlessExecutor(Protocol):
     def collect(
         self, handles: Sequence[ReplicaHandle], *, timeout: float | None = None, on_change: OnChange | None = None
     ) -> list[ReplicaResult]:
-        """Wait until every replica has ended or the time is up; in the order of the handles."""
+        """Wait until every replica has ended or the time is up; return results in the order of the handles."""
         ...
 
 
 def gather_logs(executor: ServerlessExecutor, handles: Sequence[ReplicaHandle], *, n_lines: int = LOG_LINES) -> str:
-    """The last lines of all replicas, by rank, each line with its rank in front: `2| step 10`."""
+    """Return the last lines of all replicas, by rank, each line with its rank in front: `2| step 10`."""
     parts = []
     for handle in sorted(handles, key=lambda handle: handle.rank):
         text = executor.stream_logs(handle, n_lines=n_lines)

@@ -1,4 +1,4 @@
-"""Reading what remote replicas stored of their results in the rendezvous (see `diloco/replica_entrypoint.py`)."""
+"""Results that remote replicas stored in the rendezvous (see `diloco/replica_entrypoint.py`)."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ READS_AT_ONCE = 16
 
 
 class StoredResult(TypedDict, total=False):
-    """What one replica stored: its exit code, and its result or its error."""
+    """The document of one replica: its exit code, and its result or its error."""
 
     job: str | None
     rank: int
@@ -23,9 +23,9 @@ class StoredResult(TypedDict, total=False):
 
 
 def add_stored_results(handles: Sequence[ReplicaHandle], results: Sequence[ReplicaResult], *, gang_key: str) -> None:
-    """Give each replica that ended what it stored in its rendezvous, else where that is.
+    """Set the result of each replica that ended to its stored one; without one, to the URI of the rendezvous.
 
-    `gang_key` names the metadata under which replicas know their gang.
+    `gang_key` is the key of the gang in the metadata of handles.
     """
     places: dict[tuple[str | None, str], list[int]] = {}
     for place, handle in enumerate(handles):
@@ -39,9 +39,9 @@ def add_stored_results(handles: Sequence[ReplicaHandle], results: Sequence[Repli
 
 
 def read_results(uri: str | None, job: str, ranks: Iterable[int]) -> dict[int, StoredResult]:
-    """By rank, what those replicas stored; a result that another gang left at the same place does not count.
+    """Return the stored results by rank, without those of another gang at the same place.
 
-    `OSError` and the store's own errors are raised: "there is no result" and "nobody could look" are not the same.
+    `OSError` and the store's own errors are raised: a missing result and a store that cannot be read are not the same.
     """
     if not uri or uri.startswith("memory:"):
         return {}
@@ -49,7 +49,7 @@ def read_results(uri: str | None, job: str, ranks: Iterable[int]) -> dict[int, S
     if directory is not None:
         return _ours(job, ((rank, _read_file(str(directory / result_key(rank)))) for rank in ranks))
     store = object_store(uri)
-    import obstore  # noqa: PLC0415  after `object_store`, which says what to install
+    import obstore  # noqa: PLC0415  after `object_store`, whose error names the package to install
 
     def read(rank: int) -> bytes | None:
         try:

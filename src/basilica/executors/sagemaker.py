@@ -4,7 +4,7 @@ Tried against moto's server over HTTP, with the containers run as local processe
 stopping, failure reasons, results through S3. Not tried against AWS itself: instance capacity, IAM, VPC, image pulls,
 spot interruptions, throttling by the service (it is left to botocore's adaptive retries).
 
-SageMaker tells nobody when a job changes, so `collect` asks: one `ListTrainingJobs` page per hundred replicas and
+SageMaker does not push changes of jobs, so `collect` polls: one `ListTrainingJobs` page per hundred replicas and
 round, with growing pauses, and one `DescribeTrainingJob` for each job that did not succeed.
 """
 
@@ -16,13 +16,13 @@ from contextlib import suppress
 from typing import Any
 
 from basilica.executors.arguments import (
+    allow_unknown_handle,
     check_launch,
     check_lines,
     check_run_id,
     check_timeout,
     named_in,
     new_gang_name,
-    nobody_is_fine,
 )
 from basilica.executors.environment import replica_environment
 from basilica.executors.launch import gang_metadata, replica_command, start_each
@@ -51,8 +51,8 @@ INSTANCE_TYPES = {
     "T4": "ml.g4dn.xlarge",
 }
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
-FAILURE_FILE = "/opt/ml/output/failure"  # SageMaker shows what a container writes there as the reason
-VALUE_CHARACTERS_MAX = 512  # of one variable; SageMaker takes no longer ones
+FAILURE_FILE = "/opt/ml/output/failure"  # SageMaker shows its content as the reason
+VALUE_CHARACTERS_MAX = 512  # of one variable: the limit of SageMaker
 VARIABLES_MAX = 100
 PAGE = 100
 FIRST_PAUSE_SECONDS = 2.0
@@ -70,7 +70,7 @@ _EXIT_CODE = re.compile(r"exit code:? (\d+)", re.IGNORECASE)
 class SageMakerExecutor:
     """Replicas as training jobs of SageMaker.
 
-    `image` must have Python, basilica and the module of the entrypoint in it. `role_arn` is what the jobs may do, with
+    `image` must have Python, basilica and the module of the entrypoint in it. `role_arn` is the role of the jobs, with
     S3 access to `output_path` and to the rendezvous. Clients are made with boto3's own configuration unless injected.
     """
 
@@ -176,11 +176,11 @@ class SageMakerExecutor:
 
     def cancel(self, handle: ReplicaHandle) -> None:
         """Stop this replica's job; the others go on."""
-        with nobody_is_fine():
+        with allow_unknown_handle():
             try:
                 self._sagemaker.stop_training_job(TrainingJobName=_job(handle))
             except self._error as error:
-                # A validation error is SageMaker's word for both "no such job" and "it has ended already".
+                # SageMaker answers both "no such job" and "it has ended already" with a validation error.
                 if _code(error) not in ("ValidationException", "ResourceNotFound"):
                     raise
 
@@ -212,10 +212,10 @@ class SageMakerExecutor:
             time.sleep(max(0.0, min(pause, left)))
             pause = min(pause * 1.5, LONGEST_PAUSE_SECONDS)
 
-    # ---- asking SageMaker ----------------------------------------------------------------------------------------
+    # ---- calls to SageMaker --------------------------------------------------------------------------------------
 
     def _list(self, handles: Sequence[ReplicaHandle]) -> list[str]:
-        """The status of each, by a listing per gang; one that is in no listing is looked up by its name."""
+        """Return the status of each job, by a listing per gang; a job in no listing is read by its name."""
         found: dict[str, str] = {}
         names = [_job(handle) for handle in handles]
         for gang in dict.fromkeys(handle.metadata.get("gang") for handle in handles):
@@ -310,7 +310,7 @@ def _job(handle: ReplicaHandle) -> str:
 
 
 def _status(job: Mapping[str, Any]) -> str:
-    """From a description or a row of a listing. A job that ran out of time is `Stopped` for SageMaker."""
+    """Return the status from a description or a row of a listing. SageMaker has `Stopped` for a job out of time."""
     stage = job.get("SecondaryStatus", "")
     match job["TrainingJobStatus"]:
         case "Completed":

@@ -1,4 +1,4 @@
-"""Control groups as files: making, joining, killing and removing one, and its count of kills for want of memory."""
+"""Control groups as files: functions that make, join, kill and remove one, and read its count of kills for memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def join_cgroup(path: str) -> bool:
 
 
 def remove_cgroup(path: str) -> None:
-    """Remove the group and those that the rank made below it. One that is still in use stays for `remove()`."""
+    """Remove the group and the groups that the rank made below it. One that is still in use stays for `remove()`."""
     try:
         os.rmdir(path)
         return
@@ -69,7 +69,7 @@ def kill_frozen(freezer: str | None) -> bool:
 
 
 def read_memory_kills(path: str | None) -> int:
-    """The kills so far, of `memory.events` or `memory.oom_control`; 0 where nothing counts them."""
+    """Return the kills so far, of `memory.events` or `memory.oom_control`; 0 where the kernel does not count them."""
     if path is None:
         return 0
     try:

@@ -1,4 +1,4 @@
-"""Steps of the wall clock, as events: the kernel wakes who waits for them."""
+"""Steps of the wall clock, as events of a kernel timer."""
 
 import asyncio
 import contextlib
@@ -17,10 +17,10 @@ _NEVER = 1 << 40
 
 
 @contextlib.asynccontextmanager
-async def watching_the_wall_clock(moved: Callable[[], None]) -> AsyncIterator[None]:
-    """Call `moved` whenever somebody sets the wall clock, and when the machine wakes from suspension. Nothing polls.
+async def watch_wall_clock(moved: Callable[[], None]) -> AsyncIterator[None]:
+    """Call `moved` whenever the wall clock is set, and when the machine wakes from suspension, without polling.
 
-    Timers of the event loop do not count suspended time: who counts it sets them again.
+    Timers of the event loop do not count suspended time: callers that count it set their timers again.
     """
     try:
         fd = _arm_new()
@@ -30,7 +30,7 @@ async def watching_the_wall_clock(moved: Callable[[], None]) -> AsyncIterator[No
         return
     loop = asyncio.get_running_loop()
 
-    def look() -> None:
+    def handle() -> None:
         try:
             os.read(fd, 8)
         except BlockingIOError:
@@ -42,7 +42,7 @@ async def watching_the_wall_clock(moved: Callable[[], None]) -> AsyncIterator[No
         _arm(fd)
         moved()
 
-    loop.add_reader(fd, look)
+    loop.add_reader(fd, handle)
     try:
         yield
     finally:
@@ -66,7 +66,7 @@ def _arm_new() -> int:
 
 
 def _arm(fd: int) -> None:
-    """Seconds and nanoseconds of an interval, which there is none, and of the first time, which never comes."""
+    """Arm the timer without an interval, for a first time that never comes: only a step of the clock ends it."""
     libc = ctypes.CDLL(None, use_errno=True)
     never = (ctypes.c_long * 4)(0, 0, _NEVER, 0)
     if libc.timerfd_settime(fd, _ABSOLUTE | _CANCEL_ON_SET, never, None) != 0:

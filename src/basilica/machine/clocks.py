@@ -1,12 +1,12 @@
-"""Clocks of a control plane: a time line that never jumps, and how its moments read on the wall clock.
+"""Clocks of a control plane: a time line that never jumps, and its moments on the wall clock.
 
 Moments are kept on the time line, so that every duration is a difference of two readings of one steady counter: the
-kernel's time since boot, with the time that the machine was suspended. What the wall clock is set to matters only where
-a moment is shown to people.
+kernel's time since boot, with the time that the machine was suspended. The wall clock matters only where a moment is
+shown to people.
 
 The zero of the time line is chosen by the wall clock once per boot and kept in the state directory. A server that
 starts later during the same boot goes on with the same line, whatever happened to the wall clock meanwhile; so do
-supervisors, who are told the zero with their task.
+supervisors, which get the zero with their task.
 """
 
 import json
@@ -23,22 +23,22 @@ _PROCESS_ZERO_NS = time.time_ns() - time.clock_gettime_ns(COUNTER)
 
 
 def counted() -> float:
-    """Seconds since boot, suspended ones included."""
+    """Return the seconds since boot, suspended ones included."""
     return time.clock_gettime(COUNTER)
 
 
 def steady_ns() -> int:
-    """Nanoseconds on a time line of this process, which began at the wall clock's time and never jumps."""
+    """Return the nanoseconds of this process's time line, which began at the wall clock's time and never jumps."""
     return _PROCESS_ZERO_NS + time.clock_gettime_ns(COUNTER)
 
 
 def steady_now() -> float:
-    """Seconds on that line: what a process stamps its records with, so that their differences are durations."""
+    """Return the seconds on that line. Records are stamped with them, so that their differences are durations."""
     return steady_ns() / 1e9
 
 
 def boot_id() -> str:
-    """Names this boot; empty where the system does not say."""
+    """Return the identifier of this boot; empty where the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -56,7 +56,7 @@ class WallClock:
 
 
 class SteadyClock:
-    """`zero` is the moment at which the counter was zero; without one it is chosen by the wall clock."""
+    """A clock on the time line. `zero` is the moment at which the counter was zero, by default by the wall clock."""
 
     def __init__(
         self,
@@ -73,14 +73,14 @@ class SteadyClock:
         return self.zero + self._counter()
 
     def shift(self) -> float:
-        """Seconds from the time line to the wall clock as it is set now. Stays the same until the wall clock steps."""
+        """Return the seconds from the time line to the wall clock now. They are constant until the wall clock steps."""
         shift = self._wall() - self.now()
         if abs(shift - self._shift) > STEP_SECONDS:
             self._shift = shift
         return self._shift
 
     def not_before(self, moment: float) -> None:
-        """Move the time line ahead if it has not come to a moment that was recorded on it already."""
+        """Move the time line ahead if it is before a moment that was already recorded on it."""
         self.zero += max(0.0, moment - self.now())
 
 
@@ -91,10 +91,10 @@ def open_clock(
     counter: Callable[[], float] = counted,
     wall: Callable[[], float] = time.time,
 ) -> SteadyClock:
-    """The clock of a state directory: the line that was begun during this boot, else one that continues the last.
+    """Return the clock of a state directory: the time line of this boot, else one that continues the last.
 
-    After a boot nobody knows how long the machine was off but the wall clock. If that was put right during the last
-    boot, the line goes on at the same distance from it.
+    After a boot only the wall clock knows how long the machine was off. If it was corrected during the last boot, the
+    line continues at the same distance from it.
     """
     boot = boot_id() if boot is None else boot
     known = _read(state_dir / ZERO_FILE)
@@ -108,7 +108,7 @@ def open_clock(
 
 
 def keep_clock(state_dir: Path, clock: SteadyClock, *, boot: str | None = None) -> None:
-    """Write down where the time line begins and how far the wall clock is from it, whole or not at all."""
+    """Persist the zero of the time line and its distance from the wall clock, atomically."""
     kept = {"boot": boot_id() if boot is None else boot, "zero": clock.zero, "shift": clock.shift()}
     path = state_dir / ZERO_FILE
     draft = path.with_name(f"{ZERO_FILE}.new")
@@ -121,7 +121,7 @@ def keep_clock(state_dir: Path, clock: SteadyClock, *, boot: str | None = None) 
 
 
 def _read(path: Path) -> tuple[str, float, float] | None:
-    """None where there is no such file, or a damaged one: then the wall clock decides."""
+    """Return boot, zero and shift; None if the file is missing or damaged: then the wall clock decides."""
     try:
         kept = json.loads(path.read_bytes()[:4096])
         return str(kept["boot"]), float(kept["zero"]), float(kept["shift"])

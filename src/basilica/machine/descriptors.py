@@ -4,15 +4,15 @@ import resource
 from contextlib import suppress
 
 
-def more_descriptors() -> int:
-    """Raise our own limit as far as the system allows, and return what it was: ranks are started with that."""
+def raise_descriptor_limit() -> int:
+    """Raise the limit of this process as far as the system allows. Return the old one: ranks are started with it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):  # some systems allow less than they say
+    with suppress(OSError, ValueError):  # some systems allow less than their hard limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return soft
 
 
 def descriptor_limit() -> int | None:
-    """How many descriptors this process may have open; None: as many as it likes."""
+    """Return the number of descriptors that this process may have open; None if there is no limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if soft == resource.RLIM_INFINITY else soft

@@ -1,13 +1,13 @@
-"""The one door to files that somebody else can write: a rank's log, report, result, record, work directory.
+"""Safe access to files that another user can write: a rank's log, report, result, record, work directory.
 
-The owner of such a file is hostile, by accident or not. It may be a FIFO, a device, a socket, a directory, a link to
-`/dev/zero` or to a secret, a terabyte of nothing, or grow while it is read; a directory on the way to it may be a link.
+The owner of such a file is hostile, by accident or not. The file may be a FIFO, a device, a socket, a directory, a link
+to `/dev/zero` or to a secret, a terabyte of zeros, or grow while it is read; a directory in its path may be a link.
 
-Every path here is canonical and absolute: no part of it may be a symbolic link, so whoever owns the root resolves it
+Every path here is canonical and absolute: no part of it may be a symbolic link, so the owner of the root resolves it
 once. A file is opened without following links and without waiting, must be a regular file, and is read with a bound.
-What is not so raises `UnusableFile`, which names the file and says what it is; `FileNotFoundError` stays what it is.
+Any other file raises `UnusableFile`, which names the file and its problem; `FileNotFoundError` is passed through.
 
-These calls wait for the disk: an event loop has them made by a thread (see `machine.pools`).
+These calls wait for the disk: an event loop makes them in a thread (see `machine.pools`).
 """
 
 import errno
@@ -36,7 +36,7 @@ _NUMBERS = {stat.S_IFDIR: errno.EISDIR, stat.S_IFLNK: errno.ELOOP}
 
 
 class UnusableFile(OSError):
-    """A file that is not what it should be, or that cannot be read; `problem` says which, `path` names it."""
+    """A file of a wrong kind, or one that cannot be read; `problem` describes it, `path` names the file."""
 
     def __init__(self, path: str, problem: str, number: int = errno.EINVAL) -> None:
         super().__init__(number, problem, path)
@@ -50,7 +50,7 @@ class UnusableFile(OSError):
 
 
 def kind_of(mode: int) -> str:
-    """What a file of that mode is, in words."""
+    """Return the kind of a file with that mode, in words."""
     return _KINDS.get(stat.S_IFMT(mode), "no file of a known kind")
 
 
@@ -59,9 +59,9 @@ def kind_of(mode: int) -> str:
 
 @contextmanager
 def opened(path: str, flags: int = os.O_RDONLY) -> Iterator[int]:
-    """A descriptor of a regular file. An error of the disk while it is used is an `UnusableFile` as well.
+    """Open a regular file and yield its descriptor. A disk error while it is used is an `UnusableFile` as well.
 
-    `flags` say what for: reading, unless they say otherwise.
+    `flags` are those of `os.open`.
     """
     with _parent(path) as (parent, name):
         fd = _open(path, parent, name, flags)
@@ -74,7 +74,7 @@ def opened(path: str, flags: int = os.O_RDONLY) -> Iterator[int]:
 
 
 def read(path: str, limit: int) -> bytes:
-    """The whole file; one that has more bytes than `limit` is an `UnusableFile`, and no more of it is read."""
+    """Read the whole file; one with more bytes than `limit` is an `UnusableFile`, and no more of it is read."""
     with opened(path) as fd:
         data = read_at(fd, 0, limit + 1)
     if len(data) > limit:
@@ -83,7 +83,7 @@ def read(path: str, limit: int) -> bytes:
 
 
 def read_at(fd: int, offset: int, size: int) -> bytes:
-    """Up to `size` bytes from there; fewer only where the file ends."""
+    """Read up to `size` bytes from the offset; fewer only where the file ends."""
     parts: list[bytes] = []
     while size > 0 and (part := os.pread(fd, min(size, _READ_ONCE), offset)):
         parts.append(part)
@@ -92,7 +92,7 @@ def read_at(fd: int, offset: int, size: int) -> bytes:
 
 
 def names(path: str, limit: int | None = ENTRIES_MAX, keep: Callable[[str], bool] = bool) -> list[str]:
-    """The names in a directory that `keep` is true of; one with more of them than `limit` is an `UnusableFile`."""
+    """Return the names in a directory that `keep` accepts; one with more than `limit` of them is an `UnusableFile`."""
     found: list[str] = []
     with directory(path, os.O_RDONLY) as fd:
         try:
@@ -107,7 +107,7 @@ def names(path: str, limit: int | None = ENTRIES_MAX, keep: Callable[[str], bool
 
 
 def kind(path: str) -> str | None:
-    """What is there, in words; None if nothing is."""
+    """Return the kind of the file, in words; None if there is none."""
     try:
         with _parent(path) as (parent, name):
             return kind_of(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
@@ -116,13 +116,13 @@ def kind(path: str) -> str | None:
 
 
 def exists(path: str) -> bool:
-    """True if a file of any kind is there, a dangling link too."""
+    """Whether there is a file of any kind, a dangling link included."""
     return kind(path) is not None
 
 
 @contextmanager
 def directory(path: str, mode: int = _PATH_ONLY) -> Iterator[int]:
-    """A descriptor of the directory, reached without following a link: for calls that take a `dir_fd`."""
+    """Yield a descriptor of the directory, opened without following a link: for calls that take a `dir_fd`."""
     fd = os.open("/", _DIRECTORY | _PATH_ONLY)
     try:
         parts = [part for part in path.split("/") if part]
@@ -151,7 +151,7 @@ def _parent(path: str) -> Iterator[tuple[int, str]]:
 
 
 def _open(path: str, parent: int, name: str, flags: int) -> int:
-    """Looked at before it is opened, since to open a device can do something; and again after, since that may race."""
+    """Open the file, checked before, since opening a device can have effects, and after, since that may race."""
     try:
         _check(path, parent, os.stat(name, dir_fd=parent, follow_symlinks=False))
         fd = os.open(name, flags | SAFELY, dir_fd=parent)
@@ -169,13 +169,13 @@ def _check(path: str, parent: int, found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
         number = _NUMBERS.get(stat.S_IFMT(found.st_mode), errno.ENXIO)
         raise UnusableFile(path, f"is {kind_of(found.st_mode)}, not a regular file", number)
-    # A second name may be given to a file by somebody who must not read it, and has us read it for him.
+    # A user can link to a file that he must not read, to have this process read it for him.
     if found.st_nlink > 1 and found.st_uid != os.fstat(parent).st_uid:
         raise UnusableFile(path, "is a hard link to a file of another user", errno.EPERM)
 
 
 def _unusable(path: str, error: OSError) -> OSError:
-    """The same error, naming the file; what is not there, and what was named already, stays."""
+    """Return the error with the name of the file; `FileNotFoundError` and `UnusableFile` are returned as they are."""
     if isinstance(error, FileNotFoundError | UnusableFile):
         return error
     if isinstance(error, BlockingIOError):
@@ -195,7 +195,7 @@ def _no_directory(path: str, parent: int, name: str, error: OSError) -> OSError:
 
 
 def write(path: str, data: bytes) -> None:
-    """The whole file or nothing of it, under that name and no other; whatever else had the name is put aside."""
+    """Write the file atomically, under that name only; a directory that has the name is put aside."""
     with _parent(path) as (parent, name):
         draft = f".{name}.{secrets.token_hex(8)}"
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFELY, 0o600, dir_fd=parent)
@@ -215,7 +215,7 @@ def write(path: str, data: bytes) -> None:
 
 @contextmanager
 def appending(path: str) -> Iterator[int]:
-    """A descriptor to append to the file, which is made if it is not there; whatever else had the name is put aside."""
+    """Yield a descriptor to append to the file, made if missing; an unusable file of that name is put aside."""
     with _parent(path) as (parent, name):
         try:
             fd = _open(path, parent, name, os.O_WRONLY | os.O_APPEND)
@@ -230,7 +230,7 @@ def appending(path: str) -> Iterator[int]:
 
 
 def make_directory(path: str) -> None:
-    """Make the directory, and those above it, unless they are there; whatever else has its name is put aside."""
+    """Make the directory and its parents, unless they exist; another file of that name is put aside."""
     above = path.rpartition("/")[0]
     if above and kind(above) is None:
         make_directory(above)
@@ -244,17 +244,17 @@ def make_directory(path: str) -> None:
 
 
 def remove(path: str) -> None:
-    """Take the name from whatever has it, a directory with all that is in it too; nothing there is fine."""
+    """Remove the file, or the directory with its content; a missing one is fine."""
     with suppress(FileNotFoundError):
         try:
             with _parent(path) as (parent, name):
                 os.unlink(name, dir_fd=parent)
-        except (IsADirectoryError, PermissionError):  # what a directory answers is different from system to system
+        except (IsADirectoryError, PermissionError):  # the error for a directory differs between systems
             remove_tree(path)
 
 
 def remove_tree(path: str) -> None:
-    """Remove a directory and all that is in it, however deep it is. No link is followed.
+    """Remove a directory and its content, however deep it is. No link is followed.
 
     A directory that is not empty is moved up beside the first one, and emptied there. So neither the stack nor the
     number of descriptors nor the length of a path grows with the depth.
@@ -273,7 +273,7 @@ def remove_tree(path: str) -> None:
 
 
 def _empty(parent: int, name: str) -> list[str]:
-    """Remove all files and empty directories in a directory; what is left, relative to `parent`."""
+    """Remove all files and empty directories in a directory; return the others, relative to `parent`."""
     left: list[str] = []
     fd = os.open(name, _DIRECTORY | os.O_RDONLY, dir_fd=parent)
     try:
@@ -294,7 +294,7 @@ def _empty(parent: int, name: str) -> list[str]:
 
 
 def put_aside(path: str) -> None:
-    """Take the name from whatever has it, at once, however large it is; nothing there is fine."""
+    """Rename the file or directory out of the way, at once, however large it is; a missing one is fine."""
     with suppress(FileNotFoundError), _parent(path) as (parent, name):
         _put_aside(parent, name)
 

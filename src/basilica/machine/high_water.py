@@ -1,7 +1,7 @@
-"""The newest version that was ever committed, kept beside the database: by it a database that lost commits is known.
+"""The high-water mark: the newest version ever committed, kept beside the database to detect lost commits.
 
-The mark is written after each commit, so it is never ahead of a database that is whole. It is put to the disk once in a
-while: a power cut may leave it a moment behind, which hides a loss of that moment and never invents one.
+The mark is written after each commit, so it is never ahead of an intact database. It is synced to the disk once in a
+while: after a power cut it may be a moment behind, which hides a loss of that moment and never invents one.
 """
 
 import os
@@ -13,7 +13,7 @@ _LENGTH = 32
 
 
 class HighWaterMark:
-    """Used by one thread at a time."""
+    """The mark in a file. Used by one thread at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -22,7 +22,7 @@ class HighWaterMark:
         self._dirty = False
 
     def read(self) -> int:
-        """0 if there is none; `ValueError` if it cannot be understood."""
+        """Return the version; 0 if there is no mark. Raise `ValueError` if the file is damaged."""
         try:
             text = self._path.read_bytes()
         except FileNotFoundError:
@@ -34,7 +34,7 @@ class HighWaterMark:
         self.note(version)
 
     def note(self, version: int) -> None:
-        """A version has been committed. What cannot be written is left: the next one says more."""
+        """Write a version that has been committed. A failed write is ignored: the next one supersedes it."""
         if self._fd is None:
             return
         try:

@@ -1,4 +1,4 @@
-"""Being told when a file grows: one inotify instance for the whole control plane, else by looking again."""
+"""Notifications of changed files: one inotify instance for the whole control plane, else polling."""
 
 import asyncio
 import ctypes
@@ -13,7 +13,7 @@ IN_MOVED_FROM, IN_DELETE, IN_DELETE_SELF, IN_MOVE_SELF = 0x40, 0x200, 0x400, 0x8
 TAKEN_AWAY = IN_MOVED_FROM | IN_DELETE | IN_DELETE_SELF | IN_MOVE_SELF  # a directory, or something in it
 IN_CLOEXEC = os.O_CLOEXEC
 IN_NONBLOCK = os.O_NONBLOCK
-LOOK_AGAIN_S = 0.2
+POLL_EVERY_S = 0.2
 _EVENT = struct.Struct("iIII")
 
 
@@ -34,31 +34,31 @@ class FileWatcher:
             self._libc.inotify_add_watch(self._fd, os.fsencode(path), events | IN_DONT_FOLLOW) if self._fd >= 0 else -1
         )
         if number < 0:
-            return self._watch_by_time(changed)
+            return self._poll(changed)
         self._callbacks.setdefault(number, []).append(changed)
 
-        def forget() -> None:
+        def cancel() -> None:
             callbacks = self._callbacks.get(number, [])
             if changed in callbacks:
                 callbacks.remove(changed)
             if not callbacks and self._callbacks.pop(number, None) is not None and self._fd >= 0:
                 self._libc.inotify_rm_watch(self._fd, number)
 
-        return forget
+        return cancel
 
-    def _watch_by_time(self, changed: Callable[[], None]) -> Callable[[], None]:
+    def _poll(self, changed: Callable[[], None]) -> Callable[[], None]:
         timers: list[asyncio.TimerHandle] = []
 
-        def look() -> None:
+        def poll() -> None:
             changed()
-            timers[:] = [self._loop.call_later(LOOK_AGAIN_S, look)]
+            timers[:] = [self._loop.call_later(POLL_EVERY_S, poll)]
 
-        def forget() -> None:
+        def cancel() -> None:
             for timer in timers:
                 timer.cancel()
 
-        look()
-        return forget
+        poll()
+        return cancel
 
     def _read(self) -> None:
         data = os.read(self._fd, 1 << 16)

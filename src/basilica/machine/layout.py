@@ -1,26 +1,26 @@
-"""Where the local runtime keeps things.
+"""The layout of the state directory of the local runtime.
 
 <state_dir>/
 ├── wake                     a FIFO: supervisors write a line when a rank has started or ended
-├── supervisor.log           what fork servers and supervisors had to complain about
+├── supervisor.log           errors of fork servers and supervisors
 ├── rendezvous/              the keys of all open rendezvous, kept by a process of its own
 ├── removing/                runs that are just being removed
 ├── archives/<user>/         directories that users sent, by the SHA-256 of their bytes
 └── runs/<instance>/
     ├── ports.json           ports of this run, picked once
     ├── checkpoints/         BASILICA_CHECKPOINT_DIR: survives restarts of ranks
-    ├── results/             what ranks write beside their output, made by themselves:
+    ├── results/             files that ranks write beside their output, made by themselves:
     │   ├── <r>.json         BASILICA_RESULT_FILE of rank r
     │   ├── <r>.<a>.error    the Python exception that attempt a of it failed with, if it did
     │   └── <r>.source.py    the function that the published client shipped
-    ├── reports/<r>.<a>.<p>  what process p of attempt a of rank r reported; made by itself, when it first does
+    ├── reports/<r>.<a>.<p>  the reports of process p of attempt a of rank r; made by itself, with the first report
     ├── commands             empty; there if a command ran beside a rank
     ├── workdir/             the unpacked archive of this run, if it has one
     ├── bench/               the bench probe: files as those of a rank, and result.json once it has one
     └── rank-<r>/            locked by the supervisor of the attempt that runs
-        ├── <a>.record       who runs attempt a, since when, and how it ended: a line each, appended
+        ├── <a>.record       the process of attempt a, its start and its end: a line each, appended
         ├── <a>.log          its output, standard and error
-        └── <a>.stop         somebody wants it to end
+        └── <a>.stop         a request to end it
 
 An attempt costs two files, no more: some file systems take a millisecond to make one.
 """
@@ -50,13 +50,13 @@ class Key:
 
 
 def number_of(text: str) -> int | None:
-    """A number as we write it, None for anything else: other digits and thousands of them are not ours."""
+    """Parse a number as this program writes it; None for anything else, such as other digits or thousands of them."""
     return int(text) if len(text) <= DIGITS_MAX and text.isascii() and text.isdigit() else None
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """`root` is canonical, as the door to files wants it: nothing below it is reached over a link."""
+    """Paths below `root`, which is canonical, as `machine.files` requires: no path below it leads over a link."""
 
     root: Path
 
@@ -93,7 +93,7 @@ class Layout:
         return self.run(instance) / "checkpoints"
 
     def commands(self, instance: str) -> Path:
-        """There if commands ran beside ranks of the run."""
+        """The file exists if commands ran beside ranks of the run."""
         return self.run(instance) / "commands"
 
     @property
@@ -118,7 +118,7 @@ class Layout:
     def rank(self, instance: str, rank: int) -> Path:
         return self.run(instance) / f"rank-{rank}"
 
-    # These are asked for at every turn of every rank, where a Path each would be felt.
+    # These are called in every turn for every rank: strings, since a Path each would be too slow.
 
     def record(self, key: Key) -> str:
         return f"{self.root}/runs/{key.instance}/rank-{key.rank}/{key.attempt}.record"
@@ -136,11 +136,11 @@ class Layout:
         return f"{self.root}/runs/{key.instance}/reports/{key.rank}.{key.attempt}"
 
     def instances(self) -> list[str]:
-        """All runs; what was put aside there has a dot in its name, and they have none."""
+        """Return all runs. Names with a dot are files that were put aside: no run has one."""
         return _names(self.runs, lambda name: "." not in name, limit=None)
 
     def attempts(self, instance: str, rank: int) -> list[int]:
-        """The attempts that somebody has, or had."""
+        """Return the attempts that run or have run."""
         return sorted(_attempts(self.rank(instance, rank)))
 
     def keys(self, instance: str) -> Iterator[Key]:
@@ -161,7 +161,7 @@ def _attempts(rank: Path) -> Iterator[int]:
 
 
 def _names(directory: Path, keep: Callable[[str], bool], limit: int | None = files.ENTRIES_MAX) -> list[str]:
-    """None where there is no directory, whatever else is there. What ranks make beside does not count."""
+    """Return the names that `keep` accepts; none if there is no such directory. Other files of ranks do not count."""
     try:
         return files.names(str(directory), limit, keep)
     except FileNotFoundError:

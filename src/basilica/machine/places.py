@@ -1,6 +1,6 @@
-"""Where a control plane of this machine keeps its things, and whether a process is still the one that was meant.
+"""The state directory of this machine's control plane, and the identity of its process.
 
-Standard library only: servers and clients both read it.
+Standard library only: servers and clients both import it.
 """
 
 import os
@@ -11,11 +11,11 @@ from basilica.core import environment as env
 
 STATE_FILE = "basilica.db"
 LOCK_FILE = STATE_FILE + ".lock"  # an flock on it, and the pid of its owner in it
-NOTE_FILE = "server.json"  # where the server listens, for clients on the same machine
+NOTE_FILE = "server.json"  # the address of the server, for clients on the same machine
 
 
 def default_state_dir() -> Path:
-    """`BASILICA_STATE_DIR`, else what XDG says."""
+    """Return `BASILICA_STATE_DIR`, else the directory of the XDG rules."""
     explicit = os.environ.get(env.STATE_DIR)
     if explicit:
         return Path(explicit).expanduser()
@@ -24,9 +24,9 @@ def default_state_dir() -> Path:
 
 
 def start_of(pid: int) -> int | None:
-    """When the process started, in ticks since boot: with the pid it is one process for ever.
+    """Return the start of the process in ticks since boot, which identifies it together with its pid.
 
-    None: it has ended (a zombie has, too), or the system does not say.
+    None if it has ended (a zombie has, too), or where the system has no such time.
     """
     if sys.platform != "linux":
         return None

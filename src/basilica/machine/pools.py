@@ -1,6 +1,6 @@
-"""Threads for work that waits for the disk, in pools of their own: work for one purpose never waits for another's.
+"""Thread pools for work that waits for the disk, one for each purpose: no purpose waits for another.
 
-The default pool of an event loop is shared by everybody: eight archives that take minutes to unpack would keep the
+The default pool of an event loop is shared by all: eight archives that take minutes to unpack would keep the
 control plane from reading an exit record. So each purpose has a pool, and a bound.
 """
 
@@ -23,7 +23,7 @@ class Pool:
         self._threads: ThreadPoolExecutor | None = None
 
     async def run(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """The result of the call, made by one of the threads. Whoever is cancelled stops waiting for it."""
+        """Make the call in one of the threads and return its result. A cancelled caller stops waiting for it."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._size, thread_name_prefix=f"basilica-{self._name}")
         context = contextvars.copy_context()
@@ -31,7 +31,7 @@ class Pool:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     def close(self) -> None:
-        """Let the threads go: nothing that waits is begun, and what has begun is not waited for."""
+        """Release the threads: no queued call is begun, and running ones are not waited for."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = None

@@ -1,4 +1,4 @@
-"""Files for the owner's eyes only, whatever the umask, and whole or not at all."""
+"""Files that only their owner can read, whatever the umask, written atomically."""
 
 import os
 from pathlib import Path
@@ -20,5 +20,5 @@ def write_private(path: Path | str, data: bytes, *, durable: bool = False) -> No
 
 
 def append_private(path: Path) -> int:
-    """The file opened for appending, made if need be."""
+    """Open the file for appending, made if missing; return the descriptor."""
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -1,6 +1,6 @@
-"""Facts of `/proc`: which boot this is, when a process started, and what it has started.
+"""Facts of `/proc`: the boot, the start of a process, and its descendants.
 
-Light enough for the fork server, which every rank's supervisor is a copy of.
+The module is light enough for the fork server, of which every rank's supervisor is a copy.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a rank can put anything
 
 
 def read_file(path: str) -> bytes:
-    """Its beginning. What is no regular file is not read: that could take for ever."""
+    """Read the beginning of the file. Raise `OSError` unless it is regular: other kinds could block for ever."""
     fd = os.open(path, os.O_RDONLY | SAFELY)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -24,7 +24,7 @@ def read_file(path: str) -> bytes:
 
 
 def boot() -> str:
-    """Names this boot and this pid namespace: within it a pid with its start time is one process for ever."""
+    """Return the identifier of this boot and pid namespace: in it a pid and a start time identify a process."""
     try:
         boot_id = read_file("/proc/sys/kernel/random/boot_id").decode().strip()
         return f"{boot_id} {os.stat('/proc/self/ns/pid').st_ino}"
@@ -33,7 +33,7 @@ def boot() -> str:
 
 
 def start_time(pid: int) -> int:
-    """When the process started, in ticks since boot; 0 where the system does not say."""
+    """Return the start of the process in ticks since boot; 0 where the system has no such time."""
     try:
         return int(read_file(f"/proc/{pid}/stat").rpartition(b")")[2].split()[19])
     except OSError:

@@ -1,4 +1,4 @@
-"""Processes by identity: is it still the one that was meant, and being told when it ends."""
+"""Processes by identity, pid and start time: whether one lives, and a watch that notices its end."""
 
 import asyncio
 import os
@@ -9,11 +9,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-LOOK_AGAIN_S = 1.0
+POLL_EVERY_S = 1.0
 
 
 def lives(pid: int, start: int) -> bool:
-    """True if the process with that pid is the one that started then. A zombie has ended."""
+    """Whether the process with that pid is the one that started at `start`. A zombie has ended."""
     if sys.platform != "linux":
         return _exists(pid)
     try:
@@ -25,7 +25,7 @@ def lives(pid: int, start: int) -> bool:
 
 
 def is_stopped(pid: int) -> bool:
-    """True if somebody has stopped the process by a signal, or traces it."""
+    """Whether the process is stopped by a signal or a tracer."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"T", b"t")
     except (OSError, IndexError):
@@ -43,7 +43,7 @@ def _exists(pid: int) -> bool:
 
 
 def supervisor_of(rank_directory: str) -> int | None:
-    """The process that holds the lock on a rank, as the kernel lists it; to try the lock would keep others from it."""
+    """Return the process with the lock of a rank, from the kernel's list: trying the lock would block others."""
     with suppress(OSError, ValueError):
         inode = os.stat(rank_directory).st_ino
         for line in Path("/proc/locks").read_text().splitlines():
@@ -54,7 +54,7 @@ def supervisor_of(rank_directory: str) -> int | None:
 
 
 def _is_supervisor(pid: int) -> bool:
-    """By its name: numbers of files are the same on several disks."""
+    """Whether the process has a supervisor's name: inode numbers are the same on several disks."""
     try:
         return Path(f"/proc/{pid}/comm").read_bytes().strip() == b"basilica-rank"
     except OSError:
@@ -62,7 +62,7 @@ def _is_supervisor(pid: int) -> bool:
 
 
 class Watch:
-    """Calls `ended` once the process is gone. `start` None: whoever has that pid now."""
+    """A watch that calls `ended` once the process is gone. Without `start`, of the process that has the pid now."""
 
     def __init__(self, pid: int, start: int | None, ended: Callable[[], None]) -> None:
         """Raises `ProcessLookupError` if the process is gone already."""
@@ -75,10 +75,10 @@ class Watch:
             self._fd = self._open()
         except ProcessLookupError:
             raise
-        except OSError:  # no such call, or no more descriptors: then by looking again and again
-            self._timer = self._loop.call_later(LOOK_AGAIN_S, self._look, start, ended)
+        except OSError:  # no such call, or no more descriptors: poll instead
+            self._timer = self._loop.call_later(POLL_EVERY_S, self._poll, start, ended)
             return
-        if start is not None and not lives(pid, start):  # another one by now, or a zombie that nobody buries
+        if start is not None and not lives(pid, start):  # another process by now, or a zombie that is not reaped
             self.close()
             raise ProcessLookupError(pid)
         self._loop.add_reader(self._fd, ended)
@@ -91,14 +91,14 @@ class Watch:
             return queue.fileno()
         return os.pidfd_open(self.pid)
 
-    def _look(self, start: int | None, ended: Callable[[], None]) -> None:
+    def _poll(self, start: int | None, ended: Callable[[], None]) -> None:
         if lives(self.pid, start) if start is not None else _exists(self.pid):
-            self._timer = self._loop.call_later(LOOK_AGAIN_S, self._look, start, ended)
+            self._timer = self._loop.call_later(POLL_EVERY_S, self._poll, start, ended)
         else:
             ended()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to exactly that process; one that has ended meanwhile needs none."""
+        """Send a signal to exactly that process, unless it has ended meanwhile."""
         try:
             if self._fd is not None and sys.platform == "linux":
                 signal.pidfd_send_signal(self._fd, number)

@@ -1,8 +1,8 @@
-"""Space on the disk that is held back, so that ending things works when there is no other left.
+"""The reserve: disk space that is held back, so that runs can be ended and deleted on a full disk.
 
-The reserve is a preallocated file. Whoever has to write in order to end something, and finds the disk full, has a piece
-of it given up and tries again: in pieces, since whatever filled the disk may be quicker than we are. It is made whole
-again as soon as there is as much space once more; until then nothing new is taken.
+The reserve is a preallocated file. A write that is needed to end something, and fails on a full disk, releases a piece
+of it and is retried: in pieces, since the process that filled the disk may be faster. The reserve is refilled as soon
+as there is enough space again; until then no new runs are taken.
 """
 
 import errno
@@ -22,17 +22,17 @@ Result = TypeVar("Result")
 
 
 def size_for(disk_bytes: int) -> int:
-    """A twentieth of a small disk, and never much."""
+    """Return the size of the reserve: a twentieth of a small disk, and `LARGEST` at most."""
     return max(SMALLEST, min(LARGEST, disk_bytes // 20))
 
 
 def may_refill(missing: int, free: int) -> bool:
-    """True if as much is left for others as is taken."""
+    """Whether a refill leaves as much space for others as it takes."""
     return free >= 2 * missing
 
 
 class Reserve:
-    """Safe to use from several threads."""
+    """The reserve of one disk. Safe to use from several threads."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -41,7 +41,7 @@ class Reserve:
         self.size = 0
 
     def open(self) -> None:
-        """Take stock, and make it whole if there is space. Never fails: a server without a reserve is one, too."""
+        """Measure the reserve, and refill it if there is space. Never fails: a server also runs without a reserve."""
         with self._lock:
             with suppress(OSError):
                 disk = os.statvfs(self._path.parent)
@@ -56,7 +56,7 @@ class Reserve:
         return self._held >= self.size
 
     def free(self) -> int:
-        """What others can have of the disk."""
+        """Return the bytes of the disk that are free for others."""
         try:
             disk = os.statvfs(self._path.parent)
         except OSError:
@@ -64,7 +64,7 @@ class Reserve:
         return disk.f_bavail * disk.f_frsize
 
     def release(self) -> bool:
-        """Give up one piece; False if none is left."""
+        """Release one piece; False if none is left."""
         with self._lock:
             if self._held <= 0:
                 return False
@@ -78,7 +78,7 @@ class Reserve:
             return True
 
     def refill(self) -> bool:
-        """Make it whole if there is space; True if it is."""
+        """Refill the reserve if there is space; True if it is whole."""
         with self._lock:
             if self._held >= self.size:
                 return True
@@ -99,7 +99,7 @@ class Reserve:
             return self._held >= self.size
 
     def spend(self, work: Callable[[], Result]) -> Result:
-        """Do something that ends something; while the disk is full, with pieces of the reserve."""
+        """Call `work`, which must end or delete something; while the disk is full, release pieces and retry."""
         while True:
             try:
                 return work()

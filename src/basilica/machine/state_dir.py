@@ -1,4 +1,4 @@
-"""The state directory: whose it is, whether it is still the one that was opened, and what is wrong with it."""
+"""The state directory: its permissions, its identity while the server runs, and its troubles."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from basilica.machine.private_files import write_private
 from basilica.machine.reserve import Reserve
 
 RESERVE_FILE = "reserve"
-LOSSES_FILE = "losses.json"  # what was found to be lost, until somebody has repaired it
+LOSSES_FILE = "losses.json"  # losses that were found, until they are repaired
 QUARANTINE = "quarantine"
 LEAST_FREE = 128 << 10  # beside the reserve: below this a new run could not even begin
 REPAIR = "stop the server (its ranks go on), run 'basilica doctor --repair', and start it again"
@@ -21,7 +21,7 @@ Identity = tuple[int, int]
 
 
 def unsafe(path: Path) -> str | None:
-    """Why others could write into the directory, with what to do; None if they cannot."""
+    """Return why others can write into the directory, and the remedy; None if they cannot."""
     found = path.stat()
     mode = stat.S_IMODE(found.st_mode)
     if mode & 0o022:
@@ -35,7 +35,7 @@ def unsafe(path: Path) -> str | None:
 
 
 def tighten(path: Path) -> None:
-    """Have the directory and the files in it be the owner's alone, also those that an earlier version made.
+    """Restrict the directory and the files in it to the owner, also those that an earlier version made.
 
     A directory that the ranks' group may only pass through stays so: their ranks may be there.
     """
@@ -47,7 +47,7 @@ def tighten(path: Path) -> None:
 
 
 class StateDirectory:
-    """One directory in use by this server. `needed` are the entries that must stay what they were at the start."""
+    """The directory in use by this server. `needed` are the entries that must stay the same files from the start."""
 
     def __init__(self, path: Path, needed: tuple[str, ...]) -> None:
         self.path = path
@@ -58,18 +58,18 @@ class StateDirectory:
         self._seen: list[Trouble] = []
 
     def open(self) -> None:
-        """Hold space back; on a disk that is full, give a part of it up so that the server can start at all."""
+        """Open the reserve; on a full disk, release a part of it so that the server can start at all."""
         self.reserve.open()
         while self.reserve.free() < LEAST_FREE and self.reserve.release():
             pass
         self._losses = read_losses(self.path)
 
     def watch_over(self) -> None:
-        """From now on the directory and what is needed in it must stay the same."""
+        """Record the identity of the directory and its needed entries: from now on they must stay the same."""
         self._known = {name: _identity(self.path / name) for name in ("", *self._needed)}
 
     def gone(self) -> str | None:
-        """Why the directory is not what it was any more; None while it is."""
+        """Return which entry was deleted or replaced; None while all are the same."""
         for name, known in self._known.items():
             try:
                 same = _identity(self.path / name) == known
@@ -80,7 +80,7 @@ class StateDirectory:
         return None
 
     def admit(self) -> None:
-        """Refuse what is new where it could not be kept: the directory is gone, or its disk is full."""
+        """Raise an error if a new run could not be stored: the directory is gone, or its disk is full."""
         gone = self.gone()
         if gone is not None:
             raise StoreUnavailable(f"{gone}: no new runs are taken; {REPAIR}")
@@ -91,13 +91,13 @@ class StateDirectory:
             )
 
     def lost(self, trouble: Trouble) -> None:
-        """Remember a loss until it is repaired, over restarts too."""
+        """Persist a loss until it is repaired, over restarts too."""
         if trouble not in self._losses:
             self._losses.append(trouble)
             self.reserve.spend(lambda: write_losses(self.path, self._losses))
 
     def found(self, trouble: Trouble) -> None:
-        """Show a trouble until the server ends: the next one looks for itself."""
+        """Show a trouble until the server ends: the next server detects it again."""
         self._seen.append(trouble)
 
     def troubles(self) -> list[Trouble]:

@@ -1,4 +1,4 @@
-"""Runs that the server has no record of, though something of them is left: a directory, or processes with our marks."""
+"""Stray runs: runs without a record in the store, of which a directory or marked processes are left."""
 
 import os
 from collections.abc import Collection
@@ -16,7 +16,7 @@ _BELOW = "/checkpoints"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrayRun:
-    """`pids`: processes that were started as its ranks, or by them."""
+    """One stray run. `pids` are processes that were started as its ranks, or by them."""
 
     instance: str
     has_directory: bool
@@ -24,7 +24,7 @@ class StrayRun:
 
 
 def find_stray_runs(state_dir: Path, known: Collection[str]) -> list[StrayRun]:
-    """Looks at all processes of the machine: for starts and for people who ask, not for every turn."""
+    """Return the stray runs. Reads all processes of the machine: for starts and for requests, not for every turn."""
     runs = state_dir / "runs"
     marked = by_variable(_HOME, os.fsencode(f"{runs}/"))
     processes = {rest.removesuffix(_BELOW): tuple(pids) for rest, pids in marked.items() if rest.endswith(_BELOW)}
@@ -39,7 +39,7 @@ def find_stray_runs(state_dir: Path, known: Collection[str]) -> list[StrayRun]:
 
 
 def trouble_of(strays: Collection[StrayRun]) -> Trouble:
-    """How many, not which: names of runs are their owners' business, and the health of a server is everybody's."""
+    """Return the trouble with the number of runs, not their names: everybody sees the health of a server."""
     alive = sum(bool(stray.pids) for stray in strays)
     message = f"{len(strays)} runs have left something here and there is no record of them; of {alive}, ranks still run"
     return Trouble(kind="ForgottenRuns", message=message, remedy=REPAIR)

@@ -1,4 +1,4 @@
-"""Processes known by their environment: their children keep it, however far they have strayed, unless they hide."""
+"""Processes found by their environment: children inherit it, however far they have strayed, unless they clear it."""
 
 import os
 import signal
@@ -9,18 +9,18 @@ from contextlib import suppress
 from pathlib import Path
 
 IN_EXEC_S = 0.5
-"""How long a process is waited for that begins a program: microseconds, if it gets to run."""
+"""Limit of the wait for a process in `exec`: it takes microseconds, once the process is scheduled."""
 KERNEL_THREAD = 0x00200000
 NOWHERE = 0
 
 
 def with_environment(marks: set[bytes]) -> list[int]:
-    """Processes that were started with all of these variables, each as `NAME=value`."""
+    """Return the processes that were started with all of these variables, each as `NAME=value`."""
     return whose_environment(marks.issubset)
 
 
 def whose_environment(fits: Callable[[set[bytes]], bool]) -> list[int]:
-    """Processes that were started with variables, each as `NAME=value`, that fit."""
+    """Return the processes whose variables at the start, each as `NAME=value`, satisfy `fits`."""
     if sys.platform != "linux":
         return []
     pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
@@ -28,7 +28,7 @@ def whose_environment(fits: Callable[[set[bytes]], bool]) -> list[int]:
 
 
 def by_variable(name: bytes, prefix: bytes) -> dict[str, list[int]]:
-    """Processes with a variable whose value begins like that, by the rest of the value."""
+    """Return the processes with a variable whose value has the prefix, by the rest of the value."""
     if sys.platform != "linux":
         return {}
     begin, found = name + b"=" + prefix, dict[str, list[int]]()
@@ -46,8 +46,8 @@ def kill(pids: list[int]) -> None:
 
 
 def _environment(pid: int) -> bytes:
-    """Empty for one that is gone, or not ours to look at. In the middle of `exec` a process has none for a moment: who
-    took that for an answer would miss it for ever. So it is believed when it is seen twice."""
+    """Return the environment; empty if the process is gone, or of another user. In the middle of `exec` a process has
+    none for a moment, and would be missed for ever: so an empty environment counts only when it is read twice."""
     process, give_up = Path(f"/proc/{pid}"), time.monotonic() + IN_EXEC_S
     place: int | None = None
     with suppress(OSError):
@@ -61,9 +61,9 @@ def _environment(pid: int) -> bytes:
 
 
 def _empty_place(process: Path) -> int | None:
-    """Where a process has an environment in which there is nothing; `None` if that is still to be laid out.
+    """Return the address of an empty environment; None if it is not laid out yet.
 
-    `NOWHERE` for what has none: dead ones, and the kernel's own.
+    `NOWHERE` if the process never has one: the dead, and threads of the kernel.
     """
     fields = (process / "stat").read_text().rpartition(")")[2].split()
     state, flags, begin, end = fields[0], *(int(fields[number - 3]) for number in (9, 50, 51))  # as in proc(5)

@@ -1,6 +1,6 @@
-"""Brings the entrypoint into images that do not have it: `python -m basilica.rank.inject DIRECTORY`.
+"""The injection of the entrypoint into images without it: `python -m basilica.rank.inject DIRECTORY`.
 
-It copies this package there, and `start`, which runs `basilica.entrypoint` with the Python of the image it is in.
+It copies this package to the directory, and `start`, which runs `basilica.entrypoint` with the Python of its image.
 An init container does this on a volume that it shares with the rank, so that any image with Python 3.11 will do. The
 package's entry point goes along, by which a torchrun of that image finds the backend `basilica`.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 from basilica.rendezvous.torch_handler import ENTRY_POINT
 from basilica.version import __version__
 
-LEFT_OUT = ("__pycache__", "console", "testing")  # what no rank needs
+LEFT_OUT = ("__pycache__", "console", "testing")  # no rank needs them
 
 START = """\
 #!/bin/sh
@@ -24,7 +24,7 @@ echo "basilica: this image has no Python on its PATH, and ranks need Python 3.11
 exit 127
 """
 
-# Any Python there ever was must be able to read this: it may have to say that it is too old.
+# Every version of Python must be able to parse this, to print that it is too old.
 START_PY = """\
 import sys
 
@@ -38,7 +38,7 @@ import os
 
 carried = os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib")
 del sys.path[0]
-if importlib.util.find_spec("basilica") is None:  # one that the image brings goes before ours in the rank's program
+if importlib.util.find_spec("basilica") is None:  # a copy in the image goes before ours in the rank's program
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), carried]))
 sys.path.insert(0, carried)
 
@@ -49,7 +49,7 @@ sys.exit(main())
 
 
 def carry(directory: Path) -> None:
-    """Make `start` and all that it needs in the directory."""
+    """Write `start` and all that it needs to the directory."""
     package = Path(__file__).resolve().parents[1]
     ignored = shutil.ignore_patterns(*LEFT_OUT)
     shutil.copytree(package, directory / "lib" / "basilica", ignore=ignored, dirs_exist_ok=True)

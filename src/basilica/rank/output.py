@@ -1,4 +1,4 @@
-"""What a rank writes, passed on by its entrypoint, so that the last lines are known when it ends."""
+"""The output of a rank, relayed by its agent, so that the last lines are known when the rank ends."""
 
 import asyncio
 import contextlib
@@ -10,20 +10,20 @@ LINES_KEPT, LINE_CHARS_MAX = 20, 500
 
 
 class Output:
-    """What the rank writes, passed on to our own output; the last lines are remembered."""
+    """A pipe from the rank to the output of this process; its last lines are kept."""
 
     def __init__(self) -> None:
         self._reading, self.writing = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._reading, False)
         self._lines: deque[bytes] = deque(maxlen=LINES_KEPT)
         self._rest = b""
-        asyncio.get_running_loop().add_reader(self._reading, self._pass_on)
+        asyncio.get_running_loop().add_reader(self._reading, self._relay)
 
     def started(self) -> None:
-        """The rank has its end of the pipe."""
+        """Close the writing end: the rank has its own copy."""
         os.close(self.writing)
 
-    def _pass_on(self) -> bool:
+    def _relay(self) -> bool:
         try:
             piece = os.read(self._reading, 1 << 16)
         except BlockingIOError:
@@ -38,8 +38,8 @@ class Output:
         return True
 
     def finish(self) -> tuple[str, ...]:
-        """The last lines, once the rank has ended; what it left behind may hold the pipe open and is not waited for."""
-        while self._pass_on():
+        """Return the last lines of a rank that has ended. Orphans that keep the pipe open are not waited for."""
+        while self._relay():
             pass
         asyncio.get_running_loop().remove_reader(self._reading)
         os.close(self._reading)

@@ -1,10 +1,10 @@
-"""Reports which other hosts of a run this one reaches: `python -m basilica.rank.reachability --node NAME --address IP`.
+"""The reachability probe of a host in a run: `python -m basilica.rank.reachability --node NAME --address IP`.
 
-It runs on each host and listens on the address that training uses. Where, it writes to `/basilica/hosts/<node>` of the
-run's rendezvous; there it finds the others, keeps a connection to each and asks for a sign of life on it, often while
-something is wrong and seldom while all is well. What it found is in `/basilica/pairs/<node>`: a problem for each other
-host, empty if it answers, written again only when it changes. A host that others find by a name tells that as well:
-who cannot resolve it does not reach the host, whatever its address does. Standard library only.
+A process on each host listens on the address that training uses and publishes it as `/basilica/hosts/<node>` in the
+run's rendezvous. There it finds its peers, keeps a connection to each and probes it, often while a peer has a problem
+and seldom while none has. `/basilica/pairs/<node>` has the results: a problem for each peer, empty if the peer answers,
+written again only when it changes. A host with a name publishes the name as well: a peer that cannot resolve it does
+not reach the host, even if its address answers. Standard library only.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ LINE_MAX = 1 << 10
 
 
 class NotNeeded(Exception):
-    """The run is over, or another process speaks for this host now."""
+    """The run is over, or another process has taken over this host's key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ class Peer:
 
 
 class Reach:
-    """One host of one run. `patience`: seconds without a rendezvous after which the run is taken to be over.
+    """The probe of one host of one run. `patience`: seconds without a rendezvous after which the run counts as over.
 
-    `name`: what training calls this host, if not by its address.
+    `name`: the name by which training finds this host, if not by its address.
     """
 
     def __init__(
@@ -57,26 +57,26 @@ class Reach:
         self._name, self._names = name, Names()
         self._found: dict[str, str] = {}
         self._probes: dict[Peer, asyncio.Task[None]] = {}
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Until the run is over."""
+        """Answer probes, and probe the peers, until the run is over."""
         server = await asyncio.start_server(self._answer, self._address, 0, limit=LINE_MAX)
         port = server.sockets[0].getsockname()[1]
         ours = json.dumps({"address": self._address, "port": port} | ({"name": self._name} if self._name else {}))
-        reporter = asyncio.create_task(self._report())
+        publisher = asyncio.create_task(self._publish())
         try:
             with contextlib.suppress(NotNeeded):
                 await self._follow_hosts(ours)
         finally:
-            for task in (reporter, *self._probes.values()):
+            for task in (publisher, *self._probes.values()):
                 task.cancel()
-            await asyncio.gather(reporter, *self._probes.values(), return_exceptions=True)
+            await asyncio.gather(publisher, *self._probes.values(), return_exceptions=True)
             server.close()
             self._names.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Say who we are, as often as we are asked."""
+        """Answer each probe with the name of this node."""
         with contextlib.suppress(OSError, ValueError, asyncio.CancelledError):
             while line := await reader.readline():
                 word = line.decode("ascii", "replace").strip()
@@ -84,7 +84,7 @@ class Reach:
                 await writer.drain()
         writer.close()
 
-    # ---- the others ------------------------------------------------------------------------------------------------
+    # ---- the peers -------------------------------------------------------------------------------------------------
 
     async def _follow_hosts(self, ours: str) -> None:
         keys = KeysClient(self._endpoint)
@@ -94,11 +94,11 @@ class Reach:
             async for _ in tries():
                 try:
                     await keys.put(f"{HOSTS}/{self._node}", ours)
-                    self._news.set()  # it may be another that knows nothing yet
+                    self._changed.set()  # the rendezvous may be a new one, without results
                     while True:
                         found = await keys.get(HOSTS, recursive=True)
                         silent_since = None
-                        self._meet(found, ours)
+                        self._update_peers(found, ours)
                         await keys.wait(HOSTS, found.index + 1, recursive=True)
                 except NoAnswer:
                     silent_since = loop.time() if silent_since is None else silent_since
@@ -107,7 +107,7 @@ class Reach:
         finally:
             await keys.close()
 
-    def _meet(self, found: Answer, ours: str) -> None:
+    def _update_peers(self, found: Answer, ours: str) -> None:
         peers: dict[str, Peer] = {}
         for key, value in found.leaves().items():
             node = key.removeprefix(f"{HOSTS}/")
@@ -125,44 +125,44 @@ class Reach:
                 self._probes[peer] = asyncio.create_task(self._probe(peer))
 
     async def _probe(self, peer: Peer) -> None:
-        """Ask it for a sign of life, again and again."""
+        """Probe the peer again and again."""
         connection = _Connection(peer)
         pause = FIRST_PAUSE_S
         try:
             while True:
-                problem = await connection.ask() or await self._names.problem(peer.name, self._name)
+                problem = await connection.probe() or await self._names.problem(peer.name, self._name)
                 if self._found.get(peer.node) != problem:
                     self._found[peer.node] = problem
-                    self._news.set()
+                    self._changed.set()
                     pause = FIRST_PAUSE_S
                 await asyncio.sleep(RETRY_S if problem else pause)
                 pause = min(pause * 2, LONGEST_PAUSE_S)
         finally:
             connection.close()
 
-    async def _report(self) -> None:
+    async def _publish(self) -> None:
         keys = KeysClient(self._endpoint)
         try:
             while True:
-                await self._news.wait()
-                self._news.clear()  # nothing found yet is worth telling, too: it says that we are up
+                await self._changed.wait()
+                self._changed.clear()  # an empty result is published, too: it means that this host is up
                 try:
                     await keys.put(f"{PAIRS}/{self._node}", json.dumps(self._found, sort_keys=True))
                 except NoAnswer:
-                    self._news.set()
+                    self._changed.set()
                     await asyncio.sleep(RETRY_S)
         finally:
             await keys.close()
 
 
 class Names:
-    """Looks names up, one at a time and off the event loop: a resolver that is silent blocks whoever asks it."""
+    """A resolver of names, one at a time and off the event loop: a silent name server blocks its caller."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "names")
 
     async def problem(self, *names: str) -> str:
-        """What is wrong with the first of them that cannot be resolved; empty if all can be."""
+        """Return the problem of the first name that cannot be resolved; empty if all can be."""
         for name in filter(None, names):
             try:
                 async with asyncio.timeout(RESOLVED_WITHIN_S):
@@ -178,11 +178,11 @@ class Names:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-def borne_name(environment: Mapping[str, str], host_name: str) -> str:
-    """What the other ranks call this one, if this machine bears the name: that of rank 0, with our own number.
+def own_name(environment: Mapping[str, str], host_name: str) -> str:
+    """Return the name by which other ranks find this one, if this machine has it: rank 0's, with this rank's number.
 
-    Pods of a run are called `<run>-<rank>.<run>`, and MASTER_ADDR is rank 0's. A process that is no such pod has no
-    name; it is found by its address.
+    Pods of a run are called `<run>-<rank>.<run>`, and MASTER_ADDR is rank 0's. A process outside of such a pod has no
+    name: it is found by its address.
     """
     first, dot, domain = environment.get("MASTER_ADDR", "").partition(".")
     rank = environment.get(env.RANK, "")
@@ -191,21 +191,21 @@ def borne_name(environment: Mapping[str, str], host_name: str) -> str:
 
 
 class _Connection:
-    """To one peer, kept from one question to the next."""
+    """The connection to one peer, kept between probes."""
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def ask(self) -> str:
-        """The problem with this peer in words that stay the same while it stays the same; empty if there is none."""
+    async def probe(self) -> str:
+        """Probe the peer. Return its problem, in the same words while it lasts; empty if there is none."""
         kept = self._streams is not None
-        problem = await self._ask()
-        if problem and kept:  # the connection may have been cut and the way be open again
-            problem = await self._ask()
+        problem = await self._probe_once()
+        if problem and kept:  # the connection may have been cut while the network was away for a moment
+            problem = await self._probe_once()
         return problem
 
-    async def _ask(self) -> str:
+    async def _probe_once(self) -> str:
         problem = ""
         try:
             async with asyncio.timeout(ANSWER_WITHIN_S):
@@ -261,7 +261,7 @@ def main(argv: list[str] | None = None, environment: Mapping[str, str] = os.envi
         print("reach: needs --node and --endpoint, or NODE_NAME and BASILICA_RDZV_ENDPOINT", file=sys.stderr)
         return 2
     try:
-        name = borne_name(environment, socket.gethostname())
+        name = own_name(environment, socket.gethostname())
         asyncio.run(Reach(args.node, args.address, args.endpoint, name=name).run())
     except OSError as error:
         print(f"reach: cannot listen on {args.address}: {error.strerror or error}", file=sys.stderr)

@@ -1,12 +1,12 @@
-"""The directory that a run was sent, on its way to a rank in a pod: joined, compared with its digest and unpacked.
+"""The work directory of a rank in a pod: its archive is joined, compared with its digest and unpacked.
 
-It runs in the entrypoint of the rank, before the first attempt. What was unpacked stays as the last attempt left it.
+The agent does this before the first attempt. Later attempts find the directory as the last attempt left it.
 
-    BASILICA_ARCHIVE            the SHA-256 of the whole; without it there is nothing to do
-    BASILICA_ARCHIVE_PARTS      how many parts it has
+    BASILICA_ARCHIVE            the SHA-256 of the archive; without it no directory was sent
+    BASILICA_ARCHIVE_PARTS      the number of its parts
     BASILICA_ARCHIVE_SENT       the directory of the parts, which are named by their numbers
-    BASILICA_ARCHIVE_UNPACKED   the directory to make of it
-    BASILICA_ARCHIVE_WORKDIR    where in there the rank runs
+    BASILICA_ARCHIVE_UNPACKED   the directory to unpack it to
+    BASILICA_ARCHIVE_WORKDIR    the directory in it that the rank runs in
 """
 
 import hashlib
@@ -22,11 +22,11 @@ SEND_AGAIN = "deploy the run again from its directory"
 
 
 class Undeliverable(Exception):
-    """There is nothing to run in; the text says why, and what to do."""
+    """The rank has no directory to run in; the text names the reason and the next step."""
 
 
 def deliver(environment: Mapping[str, str]) -> Path | None:
-    """Where the rank runs; None if nothing was sent."""
+    """Unpack the archive, once, and return the directory to run in; None if no archive was sent."""
     digest = environment.get(env.ARCHIVE, "")
     if not _is_sent(environment):
         return None
@@ -69,11 +69,11 @@ def _joined(environment: Mapping[str, str], digest: str) -> bytes:
 
 
 def without_delivery(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment as ranks of other runtimes have it."""
+    """Return the environment without the variables of the archive, as ranks of other runtimes have it."""
     ours = set(NAMES) if _is_sent(environment) else set()
     return {name: value for name, value in environment.items() if name not in ours}
 
 
 def _is_sent(environment: Mapping[str, str]) -> bool:
-    """A variable of that name may also be the user's own."""
+    """Whether all variables of the archive are there: one of them may also be the user's own."""
     return all(name in environment for name in NAMES)

@@ -1,4 +1,4 @@
-"""Reading what the processes of ranks reported: one file for each, `reports/<rank>.<attempt>.<pid>`."""
+"""The report files of ranks as their readers see them: one for each process, `reports/<rank>.<attempt>.<pid>`."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from basilica.reports.writer import FILE_BYTES_MAX, FILES_MAX
 
 HEAD_BYTES = 512
 TAIL_BYTES = (4 << 10, 128 << 10)  # most last lines are short
-READ_BYTES_MAX = 2 * FILE_BYTES_MAX  # whoever wrote it
+READ_BYTES_MAX = 2 * FILE_BYTES_MAX  # any program may have written it
 WORKERS_MAX = 1 << 20
 
 _NAME = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})\.([0-9]{1,9})")
@@ -32,13 +32,13 @@ class ReportFile:
 
     @property
     def stacks(self) -> str:
-        """Where the process writes its stacks when it is asked to; only there if it can be asked."""
+        """The file that the process writes its stacks to on a signal; there only if it handles the signal."""
         return f"{self.path}.stack"
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What a process told of itself, and last of all. `start` is when it started, as the kernel counts."""
+class LastReport:
+    """The last report of a process. `start` is when the process started, as the kernel counts."""
 
     start: int
     worker: int
@@ -50,21 +50,21 @@ def report_file(layout: Layout, key: Key, pid: int) -> ReportFile:
 
 
 def report_files(layout: Layout, instance: str) -> list[ReportFile]:
-    """Of all processes that have reported."""
+    """Return the files of all processes that have reported."""
     try:
         names = door.names(str(layout.reports(instance)), keep=lambda name: _NAME.fullmatch(name) is not None)
-    except OSError:  # none yet, or what the rank put in their place
+    except OSError:  # no directory yet, or the rank put another file in its place
         return []
     found = [match for name in names if (match := _NAME.fullmatch(name))]
     files = [report_file(layout, Key(instance, int(m[1]), int(m[2])), int(m[3])) for m in found]
     if len(files) <= FILES_MAX:
         return files
     count = Counter(file.key for file in files)
-    return [file for file in files if count[file.key] <= 2 * FILES_MAX]  # more are not of our making
+    return [file for file in files if count[file.key] <= 2 * FILES_MAX]  # our writer keeps fewer
 
 
-def read_last(file: ReportFile) -> Told | None:
-    """The newest report; None if there is none that can be read. A process may be writing the file meanwhile."""
+def read_last(file: ReportFile) -> LastReport | None:
+    """Return the newest report; None if none can be read. The process may be writing the file meanwhile."""
     for tail in TAIL_BYTES:
         try:
             with door.opened(file.path) as fd:
@@ -77,7 +77,7 @@ def read_last(file: ReportFile) -> Told | None:
             point = parse(line) if line else None
             if point is not None:
                 start, worker = _about(head)
-                return Told(start, worker, point)
+                return LastReport(start, worker, point)
     return None
 
 
@@ -91,48 +91,50 @@ def _about(head: bytes) -> tuple[int, int]:
 
 
 def read_reports(layout: Layout, instance: str) -> dict[int, Report]:
-    """The last report of each rank, with the last of each number that any of its processes reported.
+    """Return the last report of each rank, with the last value of each number that any of its processes reported.
 
-    Where several processes report the same, that of the lowest worker is shown: usually only that one reports.
+    Of a number that several processes report, the lowest worker's is shown: usually only that one reports.
     """
-    found: dict[int, list[tuple[int, Told]]] = {}
+    found: dict[int, list[tuple[int, LastReport]]] = {}
     for file in report_files(layout, instance):
-        told = read_last(file)
-        if told is not None:
-            found.setdefault(file.key.rank, []).append((file.key.attempt, told))
-    return {rank: _report(told) for rank, told in sorted(found.items())}
+        last = read_last(file)
+        if last is not None:
+            found.setdefault(file.key.rank, []).append((file.key.attempt, last))
+    return {rank: _report(reports) for rank, reports in sorted(found.items())}
 
 
-def _report(found: Iterable[tuple[int, Told]]) -> Report:
-    ordered = [t for _, t in sorted(found, key=lambda entry: (entry[0], -entry[1].worker, entry[1].last.at))]
+def _report(found: Iterable[tuple[int, LastReport]]) -> Report:
+    ordered = [
+        report.last for _, report in sorted(found, key=lambda entry: (entry[0], -entry[1].worker, entry[1].last.at))
+    ]
     values: dict[str, float] = {}
     step = usual = None
-    for told in ordered:
-        values |= told.last.last
-        if told.last.step is not None:
-            step = told.last.step
-        if told.last.usual is not None:
-            usual = told.last.usual
-    at = max(round(told.last.at, 3) for told in ordered)
+    for point in ordered:
+        values |= point.last
+        if point.step is not None:
+            step = point.step
+        if point.usual is not None:
+            usual = point.usual
+    at = max(round(point.at, 3) for point in ordered)
     return Report(at=at, step=step, step_seconds=usual, values=dict(sorted(values.items())))
 
 
 def read_series(layout: Layout, instance: str, query: SeriesQuery) -> list[Series]:
-    """By rank, worker and name, over all attempts."""
+    """Return the series by rank, worker and name, over all attempts."""
     files = report_files(layout, instance)
     wanted = [file for file in files if query.ranks is None or file.key.rank in query.ranks]
     return series_of(map(read_points_of, wanted), query)
 
 
 def read_points_of(file: ReportFile) -> tuple[Source, list[Point]]:
-    """All that a process reported; nothing if its file cannot be read."""
+    """Return all points of a process; none if its file cannot be read."""
     try:
         with door.opened(file.path) as fd:
             head, *lines = door.read_at(fd, 0, READ_BYTES_MAX).split(b"\n")
     except OSError:
         return (file.key.rank, 0), []
     points = list(read_points(lines))
-    if points and not points[-1].values:  # what is still being gathered into a point: its last values stand for it
+    if points and not points[-1].values:  # a point that is still being gathered: its last values represent it
         newest = points[-1]
         points[-1] = newest._replace(values={name: (v, v, v, 1) for name, v in newest.last.items()})
     return (file.key.rank, _about(head)[1]), points

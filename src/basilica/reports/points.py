@@ -1,12 +1,12 @@
-"""The lines of a report file: points of a series, and how points are merged. Pure; shared by writer and readers.
+"""The lines of a report file: points of a series, and their merging. Pure; shared by writer and readers.
 
-Before the points comes one line about the process that writes them. A point is a JSON array:
+The first line describes the process that writes the file, the others are points. A point is a JSON array:
 
     [n, at, mono, step, usual, {name: value or [mean, min, max, count]}, {name: last value}, n]
 
-`n` counts the reports of the process and stands at both ends: a line with two different ones was read while it was
-written. `usual` is the median time between steps, known after a few. The last values are those that the point itself
-does not tell.
+`n` is the count of the reports of the process, at both ends: a line with two different ones was read during a write.
+`usual` is the median time between steps, known after a few. The last values are those that the point itself does not
+contain.
 """
 
 import json
@@ -33,7 +33,7 @@ class Point(NamedTuple):
 
 
 def read_points(lines: Iterable[bytes]) -> Iterator[Point]:
-    """The points of a report file, in order; what was torn, or is there twice after a merge, is left out."""
+    """Return the points of a report file, in order, without torn lines and without duplicates of a merge."""
     whole = [line for line in lines if line]
     try:
         rows = json.loads(b"[" + b",".join(whole) + b"]")  # much quicker than line by line
@@ -43,7 +43,7 @@ def read_points(lines: Iterable[bytes]) -> Iterator[Point]:
 
 
 def points_in(rows: Iterable[Any]) -> Iterator[Point]:
-    """The points among these, each newer than those before it."""
+    """Return the rows that are points, each newer than those before it."""
     newest = 0
     for row in rows:
         point = _point(row)
@@ -53,7 +53,7 @@ def points_in(rows: Iterable[Any]) -> Iterator[Point]:
 
 
 def parse(line: bytes) -> Point | None:
-    """None for a line that was torn."""
+    """Return the point; None for a torn line."""
     return _point(_row(line))
 
 
@@ -65,17 +65,17 @@ def _row(line: bytes) -> Any:
 
 
 def _point(row: Any) -> Point | None:
-    """None for what no writer of ours wrote: the file is the rank's, which may do with it what it likes."""
+    """Return the point; None for rows that our writer cannot have written: the rank can write anything to its file."""
     try:
         n, at, mono, step, usual, values, last, again = row
         spreads = {_name(name): _spread(v) if type(v) is list else _single(float(v)) for name, v in values.items()}
-        told = {name: float(v) for name, v in values.items() if type(v) is not list}
-        told |= {_name(name): float(v) for name, v in last.items()}
+        latest = {name: float(v) for name, v in values.items() if type(v) is not list}
+        latest |= {_name(name): float(v) for name, v in last.items()}
         times = 0 <= at < TIME_MAX and 0 <= mono < TIME_MAX and (usual is None or 0 <= usual < TIME_MAX)
         whole = type(n) is int and n == again and (step is None or (type(step) is int and abs(step) < STEP_MAX))
     except (ValueError, TypeError, AttributeError, OverflowError):
         return None
-    return Point(n, at, mono, step, usual, spreads, told) if times and whole else None
+    return Point(n, at, mono, step, usual, spreads, latest) if times and whole else None
 
 
 def _name(name: str) -> str:
@@ -103,12 +103,12 @@ def encode(point: Point) -> bytes:
 
 
 def merge_neighbours(points: list[Point], size: int) -> list[Point]:
-    """Each `size` points as one."""
+    """Merge each `size` points into one."""
     return [merge(points[i : i + size]) for i in range(0, len(points), size)]
 
 
 def merge(points: list[Point]) -> Point:
-    """Several points as one, which has the step and time of the last."""
+    """Merge points into one, which has the step and time of the last."""
     spreads: dict[str, list[Spread]] = {}
     for point in points:
         for name, spread in point.values.items():
@@ -119,7 +119,7 @@ def merge(points: list[Point]) -> Point:
 
 
 def merge_spreads(spreads: list[Spread]) -> Spread:
-    """NaN in any of them makes the mean NaN; minimum and maximum are those of the others."""
+    """Merge spreads. A NaN in any of them makes the mean NaN; minimum and maximum are those of the others."""
     count = sum(spread[3] for spread in spreads)
     mean = sum(spread[0] * spread[3] for spread in spreads) / count
     lows = [spread[1] for spread in spreads if not math.isnan(spread[1])]

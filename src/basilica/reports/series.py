@@ -1,4 +1,4 @@
-"""What processes reported over time, on its way to those who ask: made small enough to travel, and read again. Pure.
+"""Series of reported numbers: thinned and packed for the keyspace, unpacked, and selected for a query. Pure.
 
 Points that do not fit are merged with their neighbours, so that the whole time stays visible, with every spike and NaN.
 """
@@ -14,22 +14,24 @@ from basilica.reports.points import Point, Spread, encode, merge_neighbours, mer
 POINTS_IN_ALL = 200_000  # of one answer, however many series it has
 
 Source = tuple[int, int]  # rank and worker
-Told = Mapping[Source, Sequence[Point]]
+PointsBySource = Mapping[Source, Sequence[Point]]
 Sample = tuple[int | None, float, Spread]  # step, time, value
 
 
-# ---- travelling ------------------------------------------------------------------------------------------------------
+# ---- packing ---------------------------------------------------------------------------------------------------------
 
 RUN_BYTES, RANK_BYTES = 4 << 20, 64 << 10  # in the keyspace of a run
-RATIO_MAX = 64  # of what is packed to its packing: others unpack it, and what is always the same packs very well
+RATIO_MAX = (
+    64  # of the unpacked size to the packed: a constant series packs very well, and readers must have room to unpack it
+)
 POINTS, LEAST_POINTS = 256, 32
 RANKS_WITH_ALL_POINTS = 128
-TELL_EVERY_S, WRITES_PER_S = 5.0, 20.0
+PUBLISH_EVERY_S, WRITES_PER_S = 5.0, 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a rank may tell: so many points of each number, in so many bytes, every so many seconds."""
+    """The share of a rank in the keyspace: points of each number, bytes in all, and seconds between two writes."""
 
     points: int
     bytes: int
@@ -37,38 +39,38 @@ class Share:
 
     @classmethod
     def of(cls, world: int) -> "Share":
-        """In a larger world a rank has less, so that the keyspace of the run stays small."""
+        """Return the share in a world of this size: less in a larger one, so that the keyspace stays small."""
         return cls(
             points=max(LEAST_POINTS, min(POINTS, POINTS * RANKS_WITH_ALL_POINTS // world)),
             bytes=min(RANK_BYTES, RUN_BYTES // world),
-            every=max(TELL_EVERY_S, world / WRITES_PER_S),
+            every=max(PUBLISH_EVERY_S, world / WRITES_PER_S),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """`left_out`: of how many series not even one point had room."""
+    """Packed series. `left_out` is the number of series of which not even one point had room."""
 
     data: bytes
     left_out: int = 0
 
 
-def pack(told: Told, *, points: int, room: int) -> Packed:
-    """At most so many points of each source, and fewer if they would have more bytes than there is room for."""
-    most = max(1, min(points, max((len(each) for each in told.values()), default=1)))
+def pack(given: PointsBySource, *, points: int, room: int) -> Packed:
+    """Pack at most `points` points of each source, and fewer if their bytes would exceed `room`."""
+    most = max(1, min(points, max((len(each) for each in given.values()), default=1)))
     while True:
-        size, data = _encoded({source: thinned(each, most) for source, each in told.items()})
+        size, data = _encoded({source: thinned(each, most) for source, each in given.items()})
         used = max(len(data), size // RATIO_MAX)
         if used <= room:
             return Packed(data)
         if most == 1:
-            return _cut(told, room)
+            return _cut(given, room)
         most = max(1, min(most - 1, most * room // used))
 
 
-def _cut(told: Told, room: int) -> Packed:
-    """One point each, of as many series as there is room for, the lowest ranks first."""
-    single = {source: thinned(each, 1)[0] for source, each in told.items() if each}
+def _cut(given: PointsBySource, room: int) -> Packed:
+    """Pack one point each, of as many series as there is room for, the lowest ranks first."""
+    single = {source: thinned(each, 1)[0] for source, each in given.items() if each}
     names = [(source, name) for source, point in sorted(single.items()) for name in sorted(point.values)]
     kept = len(names)
     while kept:
@@ -84,23 +86,23 @@ def _cut(told: Told, room: int) -> Packed:
 
 
 def thinned(points: Sequence[Point], most: int) -> list[Point]:
-    """At most so many: neighbours become one."""
+    """Merge neighbours until there are at most `most` points."""
     size = -(-len(points) // most)
     return merge_neighbours(list(points), size) if size > 1 else list(points)
 
 
-def _encoded(told: Told) -> tuple[int, bytes]:
-    """The lines of report files, by rank and worker: how many bytes, and those bytes compressed."""
+def _encoded(given: PointsBySource) -> tuple[int, bytes]:
+    """Return the size of the lines of report files, by rank and worker, and the lines compressed."""
     rows = {
         f"{rank} {worker}": b",".join(encode(_short(point, n)) for n, point in enumerate(points, 1))
-        for (rank, worker), points in sorted(told.items())
+        for (rank, worker), points in sorted(given.items())
     }
     text = b"{" + b",".join(b'"%s":[%s]' % (key.encode(), each) for key, each in rows.items()) + b"}"
     return len(text), zlib.compress(text)
 
 
 def _short(point: Point, n: int) -> Point:
-    """What a curve needs of a point: seven digits, and nothing but its values."""
+    """Return the point as a curve needs it: seven digits, and no other fields than its values."""
     values = {
         name: (float(f"{spread[0]:.7g}"),) * 3 + (1,) if spread[3] == 1 else spread
         for name, spread in point.values.items()
@@ -109,7 +111,7 @@ def _short(point: Point, n: int) -> Point:
 
 
 def unpack(data: bytes, *, room: int) -> dict[Source, list[Point]]:
-    """What was packed for that room; nothing of what was not: ranks may write what they like."""
+    """Unpack series that were packed for that room; anything else gives none: ranks can write any bytes."""
     if len(data) > room:
         return {}
     try:
@@ -126,13 +128,13 @@ def _source(key: str) -> Source:
     return int(rank), int(worker)
 
 
-# ---- being asked for -------------------------------------------------------------------------------------------------
+# ---- queries ---------------------------------------------------------------------------------------------------------
 
 
-def series_of(told: Iterable[tuple[Source, Iterable[Point]]], query: SeriesQuery) -> list[Series]:
-    """By rank, worker and name. A source may come several times, once for each of its processes."""
+def series_of(given: Iterable[tuple[Source, Iterable[Point]]], query: SeriesQuery) -> list[Series]:
+    """Return the series by rank, worker and name. A source may come several times, once for each of its processes."""
     found: dict[tuple[int, int, str], list[Sample]] = {}
-    for (rank, worker), points in told:
+    for (rank, worker), points in given:
         if query.ranks is None or rank in query.ranks:
             for name, samples in _samples(points, query).items():
                 found.setdefault((rank, worker, name), []).extend(samples)
@@ -158,7 +160,7 @@ def _moment(sample: Sample) -> float:
 
 
 def _thin(samples: list[Sample], most: int) -> tuple[SeriesPoint, ...]:
-    """At most so many: neighbours become one, with their mean, minimum and maximum."""
+    """Merge neighbours, with their mean, minimum and maximum, until there are at most `most` points."""
     size = max(1, -(-len(samples) // most))
     groups = (samples[i : i + size] for i in range(0, len(samples), size))
     return tuple(_merged(group) for group in groups)

@@ -1,6 +1,6 @@
-"""What a rank's program left of its Python exception, in the file that torch calls TORCHELASTIC_ERROR_FILE.
+"""The traceback of a rank's Python exception, read from the file that torch calls TORCHELASTIC_ERROR_FILE.
 
-The rank writes that file, so anything may be in it: what is not understood is no traceback.
+The rank writes that file, so it may contain anything: unknown content counts as no traceback.
 """
 
 import json
@@ -12,7 +12,7 @@ TRACEBACK_CHARS_MAX = 16_000
 
 
 def read_traceback(path: str) -> str:
-    """The traceback, its last part if it is long; empty if there is none."""
+    """Return the traceback, its last part if it is long; empty if there is none."""
     try:
         return _text_of(json.loads(files.read(path, FILE_BYTES_MAX)))[-TRACEBACK_CHARS_MAX:]
     except (OSError, ValueError, RecursionError):
@@ -20,7 +20,7 @@ def read_traceback(path: str) -> str:
 
 
 def _text_of(found: object) -> str:
-    """Torch writes the traceback beside its message; where there is none, the message is what there is."""
+    """Return the traceback that torch writes beside its message; without one, the message."""
     message = found.get("message") if isinstance(found, dict) else None
     more = message.get("extraInfo") if isinstance(message, dict) else None
     candidates = [more.get("py_callstack") if isinstance(more, dict) else None]

@@ -1,11 +1,11 @@
-"""What a rank says of itself: `basilica.report(step=…, loss=…)`, from any process of it, in microseconds.
+"""The writer of a rank's reports: `basilica.report(step=…, loss=…)`, from any of its processes, in microseconds.
 
-A report is one `pwrite` to a file of the calling process beside `BASILICA_REPORT_FILE`; nobody is asked and nothing is
-waited for, so it works while the server is down. The file stays small however long the training runs: its lines are
+A report is one `pwrite` to a file of the calling process beside `BASILICA_REPORT_FILE`. It waits for no other process,
+so it works while the server is down. The file stays small however long the training runs: its lines are
 points of a series, and when it is full neighbouring points are merged, with mean, minimum and maximum, so that no spike
-and no NaN is lost. The newest report is always the file's last line. The format is told in `report_points`.
+and no NaN is lost. The newest report is always the file's last line. `reports.points` documents the format.
 
-It runs inside other people's programs: standard library only, and nothing is ever raised.
+The module runs inside other people's programs: standard library only, and it never raises.
 """
 
 import atexit
@@ -37,10 +37,10 @@ FILE_BYTES_MAX = 512 << 10
 FILES_MAX = 64  # of one attempt: a program may start any number of processes, one after the other
 NAMES_MAX = 64
 GAPS_KEPT = 31
-GAPS_NEEDED = 4  # before that, nobody can say what is usual
-USUAL_EVERY = 1.0  # the median is taken at most so often
-TRY_AGAIN = 10.0  # after the file could not be made
-STACK_SIGNAL_OFFSET = 8  # from SIGRTMIN: what programs use for themselves is SIGUSR1 and SIGUSR2
+GAPS_NEEDED = 4  # before that, the median means little
+USUAL_EVERY = 1.0  # seconds between two medians
+TRY_AGAIN = 10.0  # seconds after the file could not be made
+STACK_SIGNAL_OFFSET = 8  # from SIGRTMIN: programs have their own uses for SIGUSR1 and SIGUSR2
 
 
 def report(step: SupportsFloat | None = None, **numbers: SupportsFloat) -> None:
@@ -56,18 +56,18 @@ def report(step: SupportsFloat | None = None, **numbers: SupportsFloat) -> None:
         writer = _here.writer or _here.begin()
         if writer is not None:
             writer.add(step, numbers)
-    except Exception as error:  # noqa: BLE001 (whatever it is, the training matters more)
-        _complain("a report was lost", f"{type(error).__name__}: {error}")
+    except Exception as error:  # noqa: BLE001 (no error of a report may stop the training)
+        _warn("a report was lost", f"{type(error).__name__}: {error}")
 
 
 def note(**numbers: SupportsFloat) -> None:
-    """Numbers that belong to no step: as `report`, but how often they come says nothing of how long a step takes."""
+    """Report numbers that belong to no step: their frequency does not count as the time of a step."""
     try:
         writer = _here.writer or _here.begin()
         if writer is not None:
             writer.add(None, numbers, beat=False)
     except Exception as error:  # noqa: BLE001 (as above)
-        _complain("a report was lost", f"{type(error).__name__}: {error}")
+        _warn("a report was lost", f"{type(error).__name__}: {error}")
 
 
 class Writer:
@@ -93,7 +93,7 @@ class Writer:
         self._beat_at: float | None = None
         self._usual = "null"
         self._usual_due = 0.0
-        self._ring_again = False
+        self._notify_again = False
         self._established = False
         self._length = 0  # of the last line, if it may still be overwritten
         about = {"pid": os.getpid(), "start": _start_of_this_process(), "worker": _worker()}
@@ -104,7 +104,7 @@ class Writer:
         except OSError:
             os.close(self._fd)
             raise
-        self._ring()
+        self._notify()
 
     def add(self, step: object, numbers: Mapping[str, object], *, beat: bool = True) -> None:
         with self._lock:
@@ -117,7 +117,7 @@ class Writer:
                 self._busy = False
 
     def close(self) -> None:
-        """Write the point that is being gathered; there will be no other."""
+        """Write the point that is being gathered, as the last one."""
         with self._lock:
             if self._gathered and not self._busy:
                 self._write({}, whole=True)
@@ -127,7 +127,7 @@ class Writer:
         values = self._values(numbers) if numbers else {}
         number = None if step is None else _step(step)
         fresh = number != self._step if number is not None else bool(values)
-        self._keep_time(self._mono, number, beat=beat and fresh)
+        self._measure_step(self._mono, number, beat=beat and fresh)
         if number is not None:
             self._step = number
         self._count += 1
@@ -145,20 +145,20 @@ class Writer:
                 values[name] = value
                 self._texts[name] = f"{key}:{number_text(value)}"
             elif value is None:
-                _complain("only numbers can be reported", f"{name!r:.50} is of type {type(given).__name__}")
+                _warn("only numbers can be reported", f"{name!r:.50} is of type {type(given).__name__}")
         return values
 
     def _name(self, name: str) -> str | None:
         if not 0 < len(name) <= NAME_LENGTH_MAX or not name.isprintable():
-            _complain(f"a name has 1 to {NAME_LENGTH_MAX} printable characters", f"{name!r:.50} is left out")
+            _warn(f"a name has 1 to {NAME_LENGTH_MAX} printable characters", f"{name!r:.50} is left out")
         elif len(self._names) >= NAMES_MAX:
-            _complain(f"a process can report {NAMES_MAX} names", f"{name!r:.50} and later ones are left out")
+            _warn(f"a process can report {NAMES_MAX} names", f"{name!r:.50} and later ones are left out")
         else:
             return self._names.setdefault(name, json.dumps(name))
         return None
 
-    def _keep_time(self, mono: float, step: int | None, *, beat: bool) -> None:
-        """Several reports of one step count once; one that has no step counts only where none has."""
+    def _measure_step(self, mono: float, step: int | None, *, beat: bool) -> None:
+        """Measure the time between steps. Several reports of a step count once; without steps, each counts."""
         if not beat or (step is None and self._step is not None):
             return
         if self._beat_at is not None:
@@ -166,8 +166,8 @@ class Writer:
             if mono >= self._usual_due and len(self._gaps) >= GAPS_NEEDED:
                 self._usual = f"{sorted(self._gaps)[len(self._gaps) // 2]:.6g}"
                 self._usual_due = mono + USUAL_EVERY
-                if self._ring_again:
-                    self._ring()
+                if self._notify_again:
+                    self._notify()
         self._beat_at = mono
 
     def _gather(self, values: Mapping[str, float]) -> None:
@@ -183,7 +183,7 @@ class Writer:
             spread[3] += 1
 
     def _write(self, values: Mapping[str, float], *, whole: bool) -> None:
-        """One line: over the last one, if that told of a point that is still being gathered."""
+        """Write one line, over the last one if its point is still being gathered."""
         texts = self._texts
         if self._stride == 1:
             point = ",".join([texts[name] for name in values])
@@ -206,7 +206,7 @@ class Writer:
         if not self._established and self._usual != "null":
             self._established = True
             _dump_stacks_on_signal(f"{self._path}.stack")
-            self._ring()
+            self._notify()
 
     def _gathered_text(self) -> str:
         spreads = {
@@ -215,7 +215,7 @@ class Writer:
         return ",".join(f"{self._names[name]}:{spread_text(spread)}" for name, spread in spreads.items())
 
     def _compact(self) -> None:
-        """Merge neighbouring points until the file is half empty. In place: a reader drops what it sees twice."""
+        """Merge neighbouring points until the file is half empty. In place: readers drop duplicates."""
         head, *lines = os.pread(self._fd, self._end, 0).split(b"\n")
         points = list(read_points(lines))
         room = FILE_BYTES_MAX // 2
@@ -231,35 +231,35 @@ class Writer:
         os.ftruncate(self._fd, len(encoded))
         self._end = len(encoded)
 
-    def _ring(self) -> None:
-        """Tell the control plane, if it is there, that there is something new to know of this process."""
-        self._ring_again = False
+    def _notify(self) -> None:
+        """Notify the control plane, if it listens, that this process has begun to report or has changed."""
+        self._notify_again = False
         if self._bell is None:
             return
         who = [os.environ.get(name, "") for name in ("BASILICA_DEPLOYMENT", "BASILICA_RANK", "BASILICA_ATTEMPT")]
         try:
             fd = os.open(self._bell, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
-            return  # one that starts later looks for itself
+            return  # a control plane that starts later reads the files itself
         try:
             os.write(fd, f"{' '.join(who)} reporting {os.getpid()}\n".encode())
         except OSError as error:
-            self._ring_again = isinstance(error, BlockingIOError)
+            self._notify_again = isinstance(error, BlockingIOError)
         finally:
             os.close(fd)
 
 
-# ---- what is given -----------------------------------------------------------------------------------------------
+# ---- arguments ---------------------------------------------------------------------------------------------------
 
 
 def _number(given: object) -> float | None:
-    """A float of anything that is one number, which a text is not."""
+    """Convert any object that is one number to a float; None for others, and for texts."""
     if isinstance(given, str | bytes | bytearray):
         return None
     try:
         item: Any = getattr(given, "item", None)
         return float(given if item is None else item())  # type: ignore[arg-type]
-    except Exception:  # noqa: BLE001 (it is somebody else's object)
+    except Exception:  # noqa: BLE001 (objects of other libraries may raise anything)
         return None
 
 
@@ -268,19 +268,19 @@ def _step(given: object) -> int | None:
         return given
     value = _number(given)
     if value is None or not -STEP_MAX < value < STEP_MAX:
-        _complain("a step is a whole number", f"one of type {type(given).__name__} is left out")
+        _warn("a step is a whole number", f"one of type {type(given).__name__} is left out")
         return None
     return int(value)
 
 
 def _worker() -> int:
-    """Which process of the rank this is, where a launcher started several."""
+    """Return the number of this process in its rank, where a launcher started several."""
     text = os.environ.get("LOCAL_RANK", "")
     return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def _start_of_this_process() -> int | None:
-    """With the pid it names this process for ever; None where the system does not tell."""
+    """Return the start time, which identifies this process together with its pid; None if the system has none."""
     try:
         with open("/proc/self/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[19])
@@ -289,7 +289,7 @@ def _start_of_this_process() -> int | None:
 
 
 def _make_room(path: str) -> None:
-    """Of the processes of one attempt only the latest keep their files."""
+    """Remove the oldest files of an attempt: only its latest processes keep theirs."""
     directory, name = os.path.split(path)
     mine = [entry for entry in os.scandir(directory) if entry.name.startswith(f"{name}.")]
     files = sorted((e for e in mine if not e.name.endswith(".stack")), key=lambda e: e.stat().st_mtime)
@@ -302,14 +302,14 @@ def _make_room(path: str) -> None:
 
 
 def _dump_stacks_on_signal(path: str) -> None:
-    """Let the control plane ask where the threads of this program are. The file is there only if it may ask."""
+    """Write the stacks of all threads to the file on a signal. The file exists only if the signal is handled."""
     import faulthandler  # noqa: PLC0415 (importing this module stays cheap)
     import signal  # noqa: PLC0415
 
     try:
         number = stack_signal()
         if signal.getsignal(number) is not signal.SIG_DFL:
-            return  # it is the program's own
+            return  # the program handles it itself
         # Never closed: the handler writes to it as long as the process lives.
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
@@ -332,19 +332,19 @@ def stack_signal() -> int:
 
 
 class _Process:
-    """What this process knows of itself. A child that is forked starts afresh: it has a file of its own."""
+    """The state of reporting in this process. A forked child starts afresh: it has a file of its own."""
 
     def __init__(self) -> None:
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         self.writer: Writer | None = None
         self._outside = False
         self._try_at = 0.0
         self._lock = threading.Lock()
 
     def begin(self) -> Writer | None:
-        """The writer; None outside a deployment, and while the file cannot be made."""
+        """Return the writer; None outside a deployment, and while the file cannot be made."""
         if self._outside or time.monotonic() < self._try_at or not self._lock.acquire(timeout=1):
             return None
         try:
@@ -355,27 +355,27 @@ class _Process:
                 atexit.register(self._end, self.writer)
         except OSError as error:
             self._try_at = time.monotonic() + TRY_AGAIN
-            _complain("cannot write reports", f"{error}")
+            _warn("cannot write reports", f"{error}")
         finally:
             self._lock.release()
         return self.writer
 
     def _end(self, writer: Writer) -> None:
-        if writer is self.writer:  # not that of the process that forked this one
+        if writer is self.writer:  # not the writer of the parent of a fork
             with contextlib.suppress(OSError):
                 writer.close()
 
 
 _here = _Process()
-_complained: set[str] = set()
+_warned: set[str] = set()
 if hasattr(os, "register_at_fork"):  # else nothing forks
-    os.register_at_fork(after_in_child=_here.forget)
+    os.register_at_fork(after_in_child=_here.reset)
 
 
-def _complain(problem: str, detail: str) -> None:
-    """Each problem is told once."""
-    if problem in _complained or sys.stderr is None:
+def _warn(problem: str, detail: str) -> None:
+    """Print the problem to stderr, once for each problem."""
+    if problem in _warned or sys.stderr is None:
         return
-    _complained.add(problem)
+    _warned.add(problem)
     with contextlib.suppress(OSError, ValueError, AttributeError):
         print(f"basilica.report: {problem}: {detail}", file=sys.stderr, flush=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import uvicorn
 
-from basilica.machine.descriptors import descriptor_limit, more_descriptors
+from basilica.machine.descriptors import descriptor_limit, raise_descriptor_limit
 from basilica.server.connections import ConnectionLimits, Connections, Place, limits_for
 from basilica.server.protocol import HttpProtocol
 
@@ -91,7 +91,7 @@ class LimitedServer(uvicorn.Server):
         self._acceptors: list[Acceptor] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        more_descriptors()
+        raise_descriptor_limit()
         connections = Connections(self._limits or limits_for(descriptor_limit()))
 
         def protocol(place: Place) -> asyncio.Protocol:

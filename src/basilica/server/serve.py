@@ -24,7 +24,7 @@ from basilica.controller.retention import repeat_hourly
 from basilica.core.damage import Trouble
 from basilica.core.errors import BasilicaError
 from basilica.core.why import Absence
-from basilica.machine.clock_steps import watching_the_wall_clock
+from basilica.machine.clock_steps import watch_wall_clock
 from basilica.machine.places import NOTE_FILE, start_of
 from basilica.ports import Clock, Keys, Runtime, Store
 from basilica.server.acceptor import LimitedServer
@@ -96,7 +96,7 @@ async def serve(parts: Parts, listen: Listen, state_dir: Path, announce: Callabl
         url = _url(listen, sock)
         try:
             await _start(controller, state_dir)
-            async with _retention(plane), watching_the_wall_clock(lambda: _clock_moved(parts, controller)):
+            async with _retention(plane), watch_wall_clock(lambda: _clock_moved(parts, controller)):
                 with _note(state_dir, url, key_file, listen) as withdraw:
                     server.withdraw = withdraw
                     announce(url)

@@ -14,6 +14,7 @@ from threading import Event, Lock
 from typing import Any
 
 from basilica.executors.arguments import (
+    allow_unknown_handle,
     check_launch,
     check_lines,
     check_run_id,
@@ -21,7 +22,6 @@ from basilica.executors.arguments import (
     check_timeout,
     named_in,
     new_gang_name,
-    nobody_is_fine,
 )
 from basilica.executors.eks.calls import Calls, is_transient, retry_after, status_of
 from basilica.executors.eks.evidence import CONTAINER, GangEvidence, rank_of, waits_for
@@ -156,7 +156,7 @@ class EKSExecutor:
 
     def cancel(self, handle: ReplicaHandle) -> None:
         """Delete the Job, and so end the whole gang. An error other than "it is gone" is raised: it must be seen."""
-        with nobody_is_fine():
+        with allow_unknown_handle():
             place = self._place(handle)
             try:
                 self._calls().delete_job(place.namespace, place.job_name)

@@ -22,6 +22,7 @@ from typing import Any
 from basilica.core.errors import BadResult, BasilicaError
 from basilica.executors.arguments import (
     DAY_SECONDS,
+    allow_unknown_handle,
     check_launch,
     check_lines,
     check_run_id,
@@ -29,7 +30,6 @@ from basilica.executors.arguments import (
     check_timeout,
     named_in,
     new_gang_name,
-    nobody_is_fine,
 )
 from basilica.executors.environment import RANK_ENV, replica_environment
 from basilica.executors.launch import gang_handles, gang_metadata, import_path, replica_command, shipped_function
@@ -154,7 +154,7 @@ class LocalProcessExecutor:
 
     def cancel(self, handle: ReplicaHandle) -> None:
         """SIGTERM to this replica, and SIGKILL to all it started after the grace. The others go on."""
-        with nobody_is_fine():
+        with allow_unknown_handle():
             _gang(handle).cancel(handle.rank, self._grace)
 
     def collect(

@@ -20,7 +20,7 @@ from basilica.core.errors import BasilicaError, RuntimeUnavailable
 from basilica.executors.local.gang import NEWS, OVER, TIME_IS_UP, TOLD, Gang, Task, process_namespace
 from basilica.machine import files
 from basilica.machine.clocks import SteadyClock
-from basilica.machine.descriptors import more_descriptors
+from basilica.machine.descriptors import raise_descriptor_limit
 from basilica.machine.files import UnusableFile
 from basilica.machine.layout import Key, Layout
 from basilica.machine.places import start_of
@@ -49,7 +49,7 @@ class Warden:
 
     async def tend(self) -> None:
         """From the start of the first replica to the end of the last."""
-        descriptors = more_descriptors()
+        descriptors = raise_descriptor_limit()
         self.layout.checkpoints(self.task["job"]).mkdir(mode=0o700, parents=True)
         self.layout.results(self.task["job"]).mkdir(mode=0o700)
         self._introduce()

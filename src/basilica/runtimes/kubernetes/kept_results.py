@@ -17,7 +17,7 @@ from basilica.core.reports import Report
 from basilica.kube.client.api import ApiError, KubeApi
 from basilica.kube.manifests.run import RunObjects
 from basilica.ports import Run
-from basilica.reports.series import POINTS, Told, pack, unpack
+from basilica.reports.series import POINTS, PointsBySource, pack, unpack
 from basilica.runtimes.kubernetes.refusals import refusals
 from basilica.runtimes.kubernetes.reports import parse_reports
 
@@ -35,7 +35,7 @@ class Telling:
     """What ranks told: their last reports as they wrote them, and their series."""
 
     reports: Mapping[int, str] = field(default_factory=dict)
-    series: Told = field(default_factory=dict)
+    series: PointsBySource = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Kept:
         data = self.data.get("reports")
         return {} if data is None else parse_reports(json.loads(zlib.decompress(data)))
 
-    def series(self) -> Told:
+    def series(self) -> PointsBySource:
         data = self.data.get("series")
         return {} if data is None else unpack(data, room=KEPT_BYTES_MAX)
 

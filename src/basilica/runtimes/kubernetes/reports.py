@@ -10,7 +10,7 @@ from basilica.rendezvous.exchange import NoAnswer
 from basilica.rendezvous.names import SERIES
 from basilica.rendezvous.retries import opened
 from basilica.reports.points import Point
-from basilica.reports.relay import told_in
+from basilica.reports.relay import parse_published
 from basilica.reports.series import Source, thinned
 
 READ_AGAIN_AFTER_S = 1.0
@@ -65,7 +65,7 @@ class SeriesReader:
 def parse_series(texts: Mapping[int, str]) -> Iterator[tuple[Source, list[Point]]]:
     """What each rank says of itself, one after the other: all of them at once are many."""
     for rank, text in texts.items():
-        for source, points in told_in(text).items():
+        for source, points in parse_published(text).items():
             if source[0] == rank:
                 yield source, points
 

@@ -19,8 +19,8 @@ from basilica.machine.layout import Key, Layout
 from basilica.machine.pools import Pool
 from basilica.machine.processes import lives
 from basilica.reports.files import (
+    LastReport,
     ReportFile,
-    Told,
     read_last,
     read_reports,
     read_series,
@@ -80,8 +80,8 @@ class Reports:
         self._readers.tell(key.instance)
 
     async def adopt(self, instance: str, running: Iterable[Key]) -> None:
-        """Find those that began to report under an earlier control plane. Who has stalled is told before this returns:
-        that the control plane was away does not mean that the rank has come back."""
+        """Find processes that began to report under an earlier control plane, and publish stalls before this returns:
+        a restart of the control plane does not mean that the rank has come back."""
         wanted = set(running)
         for file in await self.pool.run(report_files, self.layout, instance) if wanted else ():
             if file.key in wanted:
@@ -113,27 +113,27 @@ class Reports:
 
     async def _look(self, process: _Process, *, adopted: bool = False) -> None:
         """Set the timer by the newest report, or find that there is none for too long."""
-        told = await self.pool.run(read_last, process.file)
+        report = await self.pool.run(read_last, process.file)
         if self._is_watched(process):
-            self._judge(process, told, adopted=adopted)
+            self._judge(process, report, adopted=adopted)
 
-    def _judge(self, process: _Process, told: Told | None, *, adopted: bool = False) -> None:
+    def _judge(self, process: _Process, report: LastReport | None, *, adopted: bool = False) -> None:
         process.let_go()
         file = process.file
-        if told is None or told.last.usual is None or not lives(file.pid, told.start):
+        if report is None or report.last.usual is None or not lives(file.pid, report.start):
             self._drop(process)
             return
-        left = told.last.mono + stalls.limit(told.last.usual) - time.monotonic()
+        left = report.last.mono + stalls.limit(report.last.usual) - time.monotonic()
         if left > 0:
             self._tell(process, None)
             loop = asyncio.get_running_loop()
             process.timer = loop.call_later(max(left, SOON), self._look_soon, process)
             return
         if adopted:
-            self._tell(process, self._stall(told, stacks.NOTHING))
-        if process.asked != told.last.n:
-            process.asked = told.last.n
-            self.spawn(self._found_silent(process, told))
+            self._tell(process, self._stall(report, stacks.NOTHING))
+        if process.asked != report.last.n:
+            process.asked = report.last.n
+            self.spawn(self._found_silent(process, report))
 
     def _drop(self, process: _Process) -> None:
         """It is gone, or cannot be judged (yet): then it rings when it can."""
@@ -143,10 +143,10 @@ class Reports:
         if not self._watched.get(key, True):
             del self._watched[key]
 
-    async def _found_silent(self, process: _Process, told: Told) -> None:
+    async def _found_silent(self, process: _Process, report: LastReport) -> None:
         file, loop = process.file, asyncio.get_running_loop()
         async with self._room:
-            taken = await stacks.take_stacks(file.pid, told.start, file.stacks, self.pool)
+            taken = await stacks.take_stacks(file.pid, report.start, file.stacks, self.pool)
         if not self._is_watched(process):
             return  # the attempt has ended meanwhile
         process.let_go()
@@ -156,18 +156,18 @@ class Reports:
 
         process.unwatch = self.files.watch(file.path, changed)
         if not await self._written(process) and self._is_watched(process):  # else it was only slow
-            self._tell(process, self._stall(told, taken))
+            self._tell(process, self._stall(report, taken))
 
     def _written_soon(self, process: _Process) -> None:
         self.spawn(self._written(process))
 
     async def _written(self, process: _Process) -> bool:
         """A silent process wrote to its file: True if that was a report."""
-        told = await self.pool.run(read_last, process.file)
-        if process.unwatch is None or (told is not None and told.last.n == process.asked):
+        report = await self.pool.run(read_last, process.file)
+        if process.unwatch is None or (report is not None and report.last.n == process.asked):
             return False
         if self._is_watched(process):
-            self._judge(process, told)
+            self._judge(process, report)
         return True
 
     def _tell(self, process: _Process, stalled: Stalled | None) -> None:
@@ -202,8 +202,8 @@ class Reports:
                     for each in forget:
                         each()
 
-    def _stall(self, told: Told, taken: stacks.Stacks) -> Stalled:
+    def _stall(self, report: LastReport, taken: stacks.Stacks) -> Stalled:
         """Since when by the monotonic clock of its last report: its wall clock may have been set meanwhile."""
         suspended = round(counted() - time.monotonic())  # whole seconds: the same report gives the same moment
-        since = round(self.clock.zero + suspended + told.last.mono, 3)
-        return Stalled(since=since, usual_step_seconds=told.last.usual or 0.0, where=taken.where, stack=taken.text)
+        since = round(self.clock.zero + suspended + report.last.mono, 3)
+        return Stalled(since=since, usual_step_seconds=report.last.usual or 0.0, where=taken.where, stack=taken.text)

@@ -21,7 +21,7 @@ from basilica.core.reports import Report, Series, SeriesQuery
 from basilica.core.seen import Sight, Sighting, Stalled
 from basilica.machine import files
 from basilica.machine.clocks import SteadyClock
-from basilica.machine.descriptors import more_descriptors
+from basilica.machine.descriptors import raise_descriptor_limit
 from basilica.machine.inotify import FileWatcher
 from basilica.machine.layout import Key, Layout, number_of
 from basilica.machine.pools import Pool
@@ -131,7 +131,7 @@ class LocalRuntime:
             self._wakeups = Wakeups(self._layout.wake, self._told, self._told_too_much, self._access.bell)
         self._changes.open(wake)
         self._fork_server = ForkServer(
-            python=self._python, complaints=self._layout.complaints, descriptors=more_descriptors()
+            python=self._python, complaints=self._layout.complaints, descriptors=raise_descriptor_limit()
         )
         self._prepare_following()
         await self._fork_server.start()
