@@ -25,7 +25,7 @@ from typing import Any
 
 FROZEN_TTL_S = 10  # as torch does: a round that nobody confirms dissolves, even without us
 CONFIRM_S = 3.0  # agents confirm one after the other, each within some 0.1 s; one that did not is gone
-NOTICE_S = 0.5  # agents look every monitor interval, 0.1 s by default; this is ample for the last of them
+NOTICE_S = 0.5  # agents check every monitor interval, 0.1 s by default; this is ample for the last of them
 
 # Agents rewrite the whole object and keep unknown fields, so our field survives their writes and our restarts.
 OURS = "basilica"

@@ -33,7 +33,7 @@ from basilica.rendezvous.keyspace import EtcdError, Keyspace, Request
 
 FSYNC_EVERY_S = 1.0
 COMPACT_BYTES = 4 << 20
-FILE_BYTES_MAX = 2 << 30  # far beyond what a keyspace may hold
+FILE_BYTES_MAX = 2 << 30  # far beyond a keyspace's quota
 
 _DEFAULTS = {f.name: f.default for f in fields(Request)}
 
@@ -238,7 +238,7 @@ def _replay(path: Path, keyspace: Keyspace) -> int:
             break
         try:
             follows = _redo(keyspace, record)
-        except Exception as error:  # written by another version, or by somebody else
+        except Exception as error:  # written by another version or program
             raise JournalDamaged(path, good, f"{type(error).__name__}: {error}") from error
         if not follows:
             raise JournalDamaged(path, good, "writes are missing before it")

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 KEYS = "/v2/keys"
 METHODS = ("HEAD", "GET", "PUT", "POST", "DELETE")
-VERSION = {"etcdserver": "3.4.23", "etcdcluster": "3.4.0"}  # what clients may expect of us
+VERSION = {"etcdserver": "3.4.23", "etcdcluster": "3.4.0"}  # the version whose behaviour clients may expect
 RAFT_TERM = "2"
 JSON = ("Content-Type", "application/json")
 

@@ -1,13 +1,13 @@
 """The agents that a rendezvous hears from: heartbeats are kept in memory, and only changes become keys. Pure.
 
 A heartbeat costs one small request, without a journal entry, an index or a watcher: keys with a lifetime would write
-all three for each, and push what others wait for out of the history. The rendezvous publishes
+all three for each, and push the events of other waiters out of the history. The rendezvous publishes
 
     /basilica/heard/<agent>   {"gap": 12.0}     heard from; before its first heartbeat here it had no answer for so long
                               {"silent": 15.2}  nothing has been heard for so long when this was published
 
 and nothing while nothing changes. An agent is named by its pod: a rank that is replaced has two for a while. The key of
-one that stays silent is removed after an hour. A rendezvous that starts begins without such keys: it has heard nobody.
+one that stays silent is removed after an hour. A rendezvous that starts begins without such keys: no agent was heard.
 """
 
 import json
