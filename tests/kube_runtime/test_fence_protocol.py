@@ -1,6 +1,6 @@
 """The fence, explored: an agent, a rendezvous, a controller and an API server that lose each other in any order.
 
-The parts are the real ones: the agent's `Fence`, the rendezvous' `Presence`, the controller's `Listening`, `Nodes` and
+The parts are the real ones: the agent's `Fence`, the rendezvous' `Presence`, the controller's `Heartbeats`, `Nodes` and
 `Evidence`. Time goes in steps, the agent's clock at another rate than the others', and a rank that is told to end takes
 all the time that it is given. A machine that is gone ends no connection: in half of the walks the controller notices
 only as late as its connection does, and goes by what it read last until then. A second rank hears the rendezvous
@@ -21,7 +21,7 @@ from basilica.rendezvous.client import ANSWER_WITHIN_S, NOTICED_AFTER_S
 from basilica.rendezvous.names import HEARD
 from basilica.rendezvous.presence import Heard, Presence, load_heard
 from basilica.rendezvous.retries import AGAIN_MAX_S
-from basilica.runtimes.kubernetes.node_evidence import SETTLE_BEATS, Evidence, Listening, Nodes
+from basilica.runtimes.kubernetes.node_evidence import SETTLE_BEATS, Evidence, Heartbeats, Nodes
 from basilica.runtimes.kubernetes.wakes import LONGEST_PAUSE_S
 
 TIMES = FenceTimes()
@@ -65,7 +65,7 @@ class World:
     # ---- what may happen
 
     def controller_starts(self) -> None:
-        self.listening, self.nodes = Listening(TIMES), Nodes()
+        self.heartbeats, self.nodes = Heartbeats(TIMES), Nodes()
         self.followed: Presence | None = None  # the rendezvous that the controller's connection is to
         self.undelivered: dict[str, Heard | None] = {}
         self.seen_away = self.unanswered = 0.0
@@ -119,21 +119,21 @@ class World:
         if self.followed is not None and (self.followed is not self.presence or not answers):
             self.unanswered += STEP
             if self.unanswered >= self.notices_after:
-                self.listening.pause(self.now)
+                self.heartbeats.pause(self.now)
                 self.followed = None
         elif self.followed is not None:
             self.unanswered = 0.0
             for name, heard in self.undelivered.items():
-                self.listening.take(name, heard, self.now)
+                self.heartbeats.update(name, heard, self.now)
             self.undelivered = {}
         if self.followed is None and answers:
-            self.listening.begin(dict(self.keys), self.now)
+            self.heartbeats.reload(dict(self.keys), self.now)
             self.followed, self.undelivered, self.unanswered = self.presence, {}, 0.0
         if self.api_away:
             self.seen_away += STEP
             return
         if self.seen_away:
-            self.nodes.asked_again(self.seen_away, self.now)
+            self.nodes.api_returned(self.seen_away, self.now)
             self.seen_away = 0.0
         self._look_at_nodes()
         evidence = Evidence(
@@ -142,7 +142,7 @@ class World:
             counted_from=self.nodes.counted_from,
             patience=PATIENCE,
             lost_after=TIMES.lost_after,
-            silences={"old": self.listening.silence("old", self.now)},
+            silences={"old": self.heartbeats.silence("old", self.now)},
         )
         if self.replaced_at is None and evidence.is_lost("old", "a"):
             self.replaced_at = self.now
@@ -155,7 +155,7 @@ class World:
         unready = bool(silent) and self.now - self.node_silent_since >= KUBERNETES_GRACE
         for name, status in (("a", "Unknown" if unready else "True"), ("b", "True")):
             found = {"metadata": {"name": name}, "status": {"conditions": [{"type": "Ready", "status": status}]}}
-            self.nodes.take(found, self.now)
+            self.nodes.update(found, self.now)
 
 
 def walk(seed: int) -> World:
@@ -204,7 +204,7 @@ def test_a_fence_that_is_slower_than_the_controller_is_found(monkeypatch: pytest
 
 
 def test_a_controller_that_does_not_listen_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Listening, "silence", lambda self, agent, now: 1e9)
+    monkeypatch.setattr(Heartbeats, "silence", lambda self, agent, now: 1e9)
     with pytest.raises(AssertionError, match="two of one rank"):
         all_walks()
 

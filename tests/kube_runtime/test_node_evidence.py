@@ -6,7 +6,7 @@ import pytest
 
 from basilica.core.fencing import FenceTimes
 from basilica.rendezvous.presence import Heard
-from basilica.runtimes.kubernetes.node_evidence import AWAY_COUNTS_S, Evidence, Listening, NodeFacts, Nodes
+from basilica.runtimes.kubernetes.node_evidence import AWAY_COUNTS_S, Evidence, Heartbeats, NodeFacts, Nodes
 
 TIMES = FenceTimes()
 PATIENCE = 30.0
@@ -38,17 +38,17 @@ def lost(nodes: Nodes, now: float, silence: float | None = LOST) -> bool:
 def cluster(**ready: str) -> Nodes:
     nodes = Nodes()
     for name, status in ready.items():
-        nodes.take(node(name, status), 0.0)
+        nodes.update(node(name, status), 0.0)
     return nodes
 
 
 @pytest.mark.parametrize("status", ["False", "Unknown"])
 def test_a_node_that_is_not_ready_counts_from_when_we_noticed_it(status: str) -> None:
     nodes = cluster(a="True", b="True")
-    nodes.take(node("a", status), 100.0)
-    nodes.take(node("a", status), 120.0)
+    nodes.update(node("a", status), 100.0)
+    nodes.update(node("a", status), 120.0)
     assert (lost(nodes, 129.9), lost(nodes, 130.0)) == (False, True)
-    nodes.take(node("a"), 140.0)
+    nodes.update(node("a"), 140.0)
     assert not lost(nodes, 1000.0)
 
 
@@ -61,11 +61,11 @@ def test_nobody_is_lost_whose_agent_may_still_run_its_rank(silence: float | None
 def test_nodes_that_went_unready_together_are_no_evidence() -> None:
     nodes = cluster(a="True", b="True", c="True")
     for name, moment in (("a", 100.0), ("b", 101.0), ("c", 103.0)):
-        nodes.take(node(name, "Unknown"), moment)
+        nodes.update(node(name, "Unknown"), moment)
     assert not lost(nodes, 10_000.0)
-    nodes.take(node("b"), 200.0)  # they come back one after the other
+    nodes.update(node("b"), 200.0)  # they come back one after the other
     assert (lost(nodes, 229.9), lost(nodes, 230.0)) == (False, True)
-    nodes.take(node("a"), 215.0)
+    nodes.update(node("a"), 215.0)
     assert not lost(nodes, 10_000.0)
 
 
@@ -75,7 +75,7 @@ def test_a_cluster_of_one_node_has_nowhere_to_go() -> None:
 
 def test_a_node_that_is_added_while_all_are_unready_does_not_condemn_the_others_at_once() -> None:
     nodes = cluster(a="Unknown", b="Unknown")
-    nodes.take(node("new"), 500.0)
+    nodes.update(node("new"), 500.0)
     assert (lost(nodes, 529.9), lost(nodes, 530.0)) == (False, True)
 
 
@@ -86,7 +86,7 @@ def test_silence_counts_only_from_when_the_api_server_could_be_asked_again(
     away_for: float, counted_from: float
 ) -> None:
     nodes = cluster(a="Unknown", b="True")
-    nodes.asked_again(away_for, 300.0)
+    nodes.api_returned(away_for, 300.0)
     due = max(0.0, counted_from) + PATIENCE
     assert (lost(nodes, due - 0.1), lost(nodes, due)) == (False, True)
 
@@ -98,7 +98,7 @@ def test_a_node_that_is_not_in_the_cluster_speaks_for_no_pod() -> None:
 
 def test_when_to_look_again() -> None:
     nodes = cluster(a="True", b="True")
-    nodes.take(node("a", "Unknown"), 100.0)
+    nodes.update(node("a", "Unknown"), 100.0)
     assert evidence(nodes, 100.0, pod=50.0).lost_in("pod", "a") == pytest.approx(LOST - 50.0)
     assert evidence(nodes, 100.0, pod=LOST - 5.0).lost_in("pod", "a") == pytest.approx(PATIENCE)
     for silence in (0.0, None):  # the rendezvous will say so
@@ -122,60 +122,60 @@ def test_when_an_agent_will_have_stopped_its_rank(silence: float | None, settles
 
 
 def test_an_agent_is_as_silent_as_the_rendezvous_says() -> None:
-    listening = Listening(TIMES)
-    assert listening.silence("a", 0.0) is None
-    listening.begin({"a": Heard(), "b": Heard()}, 10.0)
-    assert listening.silence("a", 1000.0) == 0.0
-    listening.take("a", Heard(silent=12.5), 100.0)
-    assert (listening.silence("a", 100.0), listening.silence("a", 110.0)) == (12.5, 22.5)
-    assert (listening.missed("a", 100.0), listening.missed("b", 100.0)) == (12.5, None)
-    listening.begin({"a": Heard(silent=12.5), "b": Heard()}, 120.0)  # read again: no younger for that
-    assert listening.silence("a", 130.0) == 42.5
-    listening.take("a", Heard(gap=60.0), 150.0)
-    assert listening.silence("a", 150.0) == 0.0
+    heartbeats = Heartbeats(TIMES)
+    assert heartbeats.silence("a", 0.0) is None
+    heartbeats.reload({"a": Heard(), "b": Heard()}, 10.0)
+    assert heartbeats.silence("a", 1000.0) == 0.0
+    heartbeats.update("a", Heard(silent=12.5), 100.0)
+    assert (heartbeats.silence("a", 100.0), heartbeats.silence("a", 110.0)) == (12.5, 22.5)
+    assert (heartbeats.missed("a", 100.0), heartbeats.missed("b", 100.0)) == (12.5, None)
+    heartbeats.reload({"a": Heard(silent=12.5), "b": Heard()}, 120.0)  # read again: no younger for that
+    assert heartbeats.silence("a", 130.0) == 42.5
+    heartbeats.update("a", Heard(gap=60.0), 150.0)
+    assert heartbeats.silence("a", 150.0) == 0.0
 
 
 def test_nothing_is_known_while_the_rendezvous_cannot_be_asked() -> None:
-    listening = Listening(TIMES)
-    listening.begin({"a": Heard(silent=80.0)}, 10.0)
-    listening.pause(20.0)
-    assert listening.silence("a", 1000.0) is None
+    heartbeats = Heartbeats(TIMES)
+    heartbeats.reload({"a": Heard(silent=80.0)}, 10.0)
+    heartbeats.pause(20.0)
+    assert heartbeats.silence("a", 1000.0) is None
 
 
 def test_an_agent_of_which_nobody_ever_heard_counts_from_when_we_could_ask() -> None:
     """And is shown only where others are heard from: an older agent sends no heartbeats."""
-    listening = Listening(TIMES)
-    listening.begin({}, 100.0)
-    assert listening.silence("a", 150.0) == 50.0
-    assert listening.missed("a", 150.0) is None
-    listening.take("b", Heard(), 150.0)
-    assert listening.missed("a", 150.0) == 50.0
+    heartbeats = Heartbeats(TIMES)
+    heartbeats.reload({}, 100.0)
+    assert heartbeats.silence("a", 150.0) == 50.0
+    assert heartbeats.missed("a", 150.0) is None
+    heartbeats.update("b", Heard(), 150.0)
+    assert heartbeats.missed("a", 150.0) == 50.0
 
 
 def test_a_new_rendezvous_counts_from_the_last_word_of_the_old_one() -> None:
-    listening = Listening(TIMES)  # of an operator that is new as well
-    listening.begin({}, 165.0)
-    listening.take("b", Heard(gap=66.0), 166.0)  # it had word until 100
-    listening.take("c", Heard(gap=63.0), 167.0)  # and this one until 104
-    assert listening.silence("a", 170.0) == 5.0, "it may only not have been heard from yet"
-    settled = 165.0 + listening.settles_in(165.0)
-    assert listening.silence("a", settled) == settled - 104.0
+    heartbeats = Heartbeats(TIMES)  # of an operator that is new as well
+    heartbeats.reload({}, 165.0)
+    heartbeats.update("b", Heard(gap=66.0), 166.0)  # it had word until 100
+    heartbeats.update("c", Heard(gap=63.0), 167.0)  # and this one until 104
+    assert heartbeats.silence("a", 170.0) == 5.0, "it may only not have been heard from yet"
+    settled = 165.0 + heartbeats.settles_in(165.0)
+    assert heartbeats.silence("a", settled) == settled - 104.0
 
 
 def test_a_rendezvous_that_we_followed_longer_than_others_did_counts_from_then() -> None:
-    listening = Listening(TIMES)
-    listening.begin({"a": Heard(), "b": Heard(silent=12.5)}, 0.0)
-    listening.pause(100.0)
-    listening.begin({"b": Heard(gap=90.0)}, 110.0)  # b alone was cut off from 20 on
-    assert listening.silence("a", 150.0) == 50.0
+    heartbeats = Heartbeats(TIMES)
+    heartbeats.reload({"a": Heard(), "b": Heard(silent=12.5)}, 0.0)
+    heartbeats.pause(100.0)
+    heartbeats.reload({"b": Heard(gap=90.0)}, 110.0)  # b alone was cut off from 20 on
+    assert heartbeats.silence("a", 150.0) == 50.0
 
 
 def test_without_others_a_new_rendezvous_counts_from_its_own_beginning() -> None:
-    listening = Listening(TIMES)
-    listening.begin({"a": Heard()}, 0.0)
-    listening.pause(100.0)
-    listening.begin({}, 165.0)
-    assert listening.silence("a", 200.0) == 35.0
+    heartbeats = Heartbeats(TIMES)
+    heartbeats.reload({"a": Heard()}, 0.0)
+    heartbeats.pause(100.0)
+    heartbeats.reload({}, 165.0)
+    assert heartbeats.silence("a", 200.0) == 35.0
 
 
 # ---- the stories -----------------------------------------------------------------------------------------------------
@@ -184,27 +184,27 @@ def test_without_others_a_new_rendezvous_counts_from_its_own_beginning() -> None
 def test_an_api_server_that_was_away_for_a_minute_costs_nobody_anything() -> None:
     """As it was seen on a real cluster: all nodes are unready for 50 s after it is back."""
     nodes, names = cluster(a="True", b="True"), ("a", "b")
-    nodes.asked_again(60.0, 60.0)
+    nodes.api_returned(60.0, 60.0)
     for name in names:
-        nodes.take(node(name, "Unknown"), 61.0)
+        nodes.update(node(name, "Unknown"), 61.0)
     for now in range(61, 400):
         if now == 111:
-            nodes.take(node("b"), 111.0)
+            nodes.update(node("b"), 111.0)
         if now == 118:
-            nodes.take(node("a"), 118.0)
+            nodes.update(node("a"), 118.0)
         assert not lost(nodes, float(now), silence=0.0)
         assert not lost(nodes, float(now), silence=1000.0), "not even where nobody sends heartbeats"
 
 
 def test_a_node_that_dies_with_rendezvous_and_operator_is_given_up_in_time() -> None:
     nodes = cluster(a="True", b="True")  # of the operator that took over at 20
-    nodes.take(node("a", "Unknown"), 50.0)
-    listening = Listening(TIMES)
-    listening.begin({}, 65.0)
-    listening.take("survivor", Heard(gap=67.0), 66.0)  # the last heartbeat that was answered was one second before
+    nodes.update(node("a", "Unknown"), 50.0)
+    heartbeats = Heartbeats(TIMES)
+    heartbeats.reload({}, 65.0)
+    heartbeats.update("survivor", Heard(gap=67.0), 66.0)  # the last heartbeat that was answered was one second before
     given_up = next(
         now / 10
         for now in range(650, 3000)
-        if evidence(nodes, now / 10, pod=listening.silence("pod", now / 10)).is_lost("pod", "a")
+        if evidence(nodes, now / 10, pod=heartbeats.silence("pod", now / 10)).is_lost("pod", "a")
     )
     assert given_up <= 95.0

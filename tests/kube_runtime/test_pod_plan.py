@@ -129,9 +129,9 @@ def test_pods_that_end_before_they_took_anything_up_are_made_after_pauses_that_g
         before = now
         plan = plan_pods(facts(now=now), ledger)
         while not plan.create:
-            assert plan.look_at is not None
+            assert plan.due_at is not None
             assert f"{number} in a row ended before they took anything up" in plan.ledger.held_back(now)[0]
-            now = plan.look_at
+            now = plan.due_at
             plan = plan_pods(facts(now=now), plan.ledger)
         pauses.append(now - before)
         assert plan.ledger.held_back(now) == {}
@@ -144,7 +144,7 @@ def test_pods_that_end_before_they_took_anything_up_are_made_after_pauses_that_g
 def test_one_that_lasted_a_moment_only_counts_although_it_took_something_up() -> None:
     ledger = Ledger(births={0: Birth(at=NOW - 0.5, uid="uid-0-0", fruitless=3)})
     plan = plan_pods(facts(orders=NEXT, records=OVER), ledger)
-    assert (made(plan), plan.look_at) == ([], NOW + 4)
+    assert (made(plan), plan.due_at) == ([], NOW + 4)
 
 
 # ---- pods that are refused -------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def test_of_pods_that_are_refused_one_tries_for_all_after_pauses_that_grow() -> 
         assert ledger.refusal is not None
         retry_at = ledger.refusal.retry_at
         early = plan_pods(facts(pod(2), pod(3), orders=orders, now=retry_at - 0.1), ledger)
-        assert (made(early), early.look_at) == ([], retry_at)
+        assert (made(early), early.due_at) == ([], retry_at)
         assert made(plan_pods(facts(pod(2), pod(3), orders=orders, now=retry_at), ledger)) == [(0, 0)]
         after = ledger.refused("exceeded quota", retry_at, 2)
         assert after.refusal is not None
@@ -178,7 +178,7 @@ def test_a_pod_of_the_run_that_ends_may_make_room() -> None:
 def test_a_refusal_is_forgotten_with_the_wish() -> None:
     ledger = Ledger(refusal=Refusal(message="exceeded quota", retry_at=NOW + 30, living=2))
     plan = plan_pods(facts(orders={0: LEAVE}), ledger)
-    assert (plan.ledger.refusal, plan.look_at) == (None, None)
+    assert (plan.ledger.refusal, plan.due_at) == (None, None)
 
 
 def test_the_rendezvous_gets_its_pod_first_and_one_rank_finds_out_why_it_gets_none() -> None:
@@ -186,7 +186,7 @@ def test_the_rendezvous_gets_its_pod_first_and_one_rank_finds_out_why_it_gets_no
     orders = {0: RUN, 1: RUN}
     seen = facts(orders=orders, keyspace=Keyspace.SILENT, rendezvous_has_pod=False)
     first = plan_pods(seen, Ledger())
-    assert (made(first), first.look_at) == ([], NOW + 5)
+    assert (made(first), first.due_at) == ([], NOW + 5)
     assert first.ledger.waiting_for() == "a pod, which the run's rendezvous gets first"
     assert made(plan_pods(replace(seen, rendezvous_has_pod=True), first.ledger)) == [(0, 0), (1, 0)]
     then = replace(seen, now=NOW + 5)
@@ -201,7 +201,7 @@ def test_the_rendezvous_gets_its_pod_first_and_one_rank_finds_out_why_it_gets_no
 def test_in_a_namespace_that_is_being_deleted_nothing_is_made_and_nothing_is_waited_for() -> None:
     ledger = Ledger(terminating=True, refusal=Refusal(message="forbidden", retry_at=NOW + 30, living=2))
     plan = plan_pods(facts(orders=NEXT, records=OVER), ledger)
-    assert (made(plan), plan.look_at) == ([], None)
+    assert (made(plan), plan.due_at) == ([], None)
     assert "the namespace is being deleted" in ledger.waiting_for()
 
 
@@ -243,10 +243,10 @@ def test_a_deleted_pod_is_held_until_its_rank_s_end_is_recorded(seen: Facts, led
 def test_what_was_shown_once_is_let_go_of_by_a_later_look() -> None:
     seen = facts(HELD, records=UNTOLD, keyspace=Keyspace.SILENT, wanted=Wanted.DELETE)
     first = plan_pods(seen, Ledger())
-    assert (first.release, first.look_at) == ((), NOW + 1)
+    assert (first.release, first.due_at) == ((), NOW + 1)
     assert plan_pods(seen, first.ledger).release == (HELD,)
     waiting = plan_pods(replace(seen, wanted=Wanted.RUN, gives_up_at=NOW + 20), Ledger())
-    assert waiting.look_at == NOW + 20
+    assert waiting.due_at == NOW + 20
 
 
 def test_ends_that_only_containers_tell_of_are_recorded() -> None:
@@ -281,11 +281,11 @@ def test_pods_that_are_of_no_use_are_deleted(seen: Facts, gone: list[str]) -> No
 def test_a_container_that_does_not_leave_is_deleted_after_a_while() -> None:
     seen = facts(pod(3), orders={3: LEAVE}, records={(3, 0): claim(3, ended=ENDED)})
     first = plan_pods(seen, Ledger())
-    assert (deleted(first), first.look_at) == ([], NOW + LEAVE_WITHIN_S)
+    assert (deleted(first), first.due_at) == ([], NOW + LEAVE_WITHIN_S)
     assert deleted(plan_pods(replace(seen, now=NOW + LEAVE_WITHIN_S), first.ledger)) == ["train-3-0"]
     running = facts(pod(3), orders={3: LEAVE}, records={(3, 0): claim(3)})
     patient = plan_pods(running, Ledger(leaving={"uid-3-0": NOW - 100}))
-    assert (deleted(patient), patient.look_at) == ([], None), "its grace has its own end"
+    assert (deleted(patient), patient.due_at) == ([], None), "its grace has its own end"
 
 
 @pytest.mark.parametrize(
@@ -317,7 +317,7 @@ HALF = facts(
 
 def test_half_of_a_gang_gives_its_nodes_back_and_stays_away_for_a_while() -> None:
     first = plan_pods(HALF, Ledger())
-    assert (first.end_gang, first.look_at) == (False, NOW + 600)
+    assert (first.end_gang, first.due_at) == (False, NOW + 600)
     then = replace(HALF, now=NOW + 600)
     second = plan_pods(then, first.ledger)
     assert second.end_gang
@@ -326,7 +326,7 @@ def test_half_of_a_gang_gives_its_nodes_back_and_stays_away_for_a_while() -> Non
     assert "only 1 of the 2 ranks that are needed" in told
     empty = facts(orders={0: RUN, 1: RUN}, now=NOW + 610)
     away = plan_pods(empty, second.ledger)
-    assert (made(away), away.look_at) == ([], NOW + 645)
+    assert (made(away), away.due_at) == ([], NOW + 645)
     assert "gave its nodes back" in away.ledger.waiting_for()
     assert made(plan_pods(replace(empty, now=NOW + 645), away.ledger)) == [(0, 0), (1, 0)]
 

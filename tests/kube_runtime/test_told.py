@@ -16,7 +16,7 @@ from basilica.kube.client.api import KubeApi
 from basilica.rendezvous.client import KeysClient
 from basilica.rendezvous.names import REPORTS, SERIES
 from basilica.reports.points import Point
-from basilica.runtimes.kubernetes.kept_results import KEPT_BYTES_MAX, SERIES_LEFT_OUT, Kept, Telling, to_keep
+from basilica.runtimes.kubernetes.kept_results import KEPT_BYTES_MAX, SERIES_LEFT_OUT, Kept, Reported, to_keep
 from basilica.runtimes.kubernetes.reports import series_to_keep
 from basilica.runtimes.kubernetes.runtime import KubernetesRuntime
 from basilica.stores.memory import MemoryStore
@@ -124,9 +124,9 @@ def test_an_operator_that_is_killed_at_the_end_is_followed_by_one_that_keeps_all
         async with control_plane(kube, store) as plane:
             runtime = plane.runtime
             if killed == "before it keeps":
-                runtime._keeping._api.apply = _unless_secret(runtime._keeping._api.apply, never)  # type: ignore[method-assign]
+                runtime._kept_results._api.apply = _unless_secret(runtime._kept_results._api.apply, never)  # type: ignore[method-assign]
             elif killed == "after it kept":
-                runtime._until_gone = never  # type: ignore[assignment]
+                runtime._wait_until_gone = never  # type: ignore[assignment]
             else:
                 runtime._cluster.end_pods = never  # type: ignore[method-assign, assignment]
             run = await plane.deploy(reporting(FIRST))
@@ -200,7 +200,7 @@ def test_the_series_of_many_ranks_are_thinned_until_they_fit() -> None:
     ranks = {(rank, 0): noise(65, "loss", "lr", "norm", "tokens", seed=rank) for rank in range(512)}
     reports = {rank: '{"at": 1.0, "step": 7, "values": {"loss": 0.5}}' for rank in range(512)}
     results = {rank: random.Random(rank).randbytes(1200) for rank in range(512)}
-    kept = to_keep(results, Telling(reports, ranks))
+    kept = to_keep(results, Reported(reports, ranks))
     assert size(kept) <= KEPT_BYTES_MAX
     assert kept.results("x") == results
     assert len(kept.reports()) == 512
@@ -215,7 +215,7 @@ def test_what_cannot_be_kept_is_counted_and_results_go_before_it() -> None:
     names = [f"a rather long name of a number {n}" for n in range(64)]
     ranks = {(rank, 0): noise(2, *names, seed=rank) for rank in range(1024)}
     results = {0: random.Random(0).randbytes(699 << 10)}
-    kept = to_keep(results, Telling({}, ranks))
+    kept = to_keep(results, Reported({}, ranks))
     assert size(kept) <= KEPT_BYTES_MAX
     assert kept.results("x") == results
     shown = sum(len(point.values) for points in kept.series().values() for point in points)

@@ -8,7 +8,7 @@ from base64 import b64encode
 import pytest
 
 from basilica.rendezvous.elastic import UnknownShape
-from basilica.rendezvous.introductions import introduced, missing_words
+from basilica.rendezvous.introductions import introduced, missing_entries
 
 STORE = "/torchelastic/p2p/run_r/rdzv/v_1/kv"
 
@@ -29,7 +29,7 @@ def stored(words: dict[str, str]) -> dict[str, str]:
 
 
 def test_when_all_is_said_there_is_nothing_to_add() -> None:
-    assert missing_words(STORE, stored(PLACE | WORDS), 3) == {}
+    assert missing_entries(STORE, stored(PLACE | WORDS), 3) == {}
     assert introduced(STORE, stored(PLACE | WORDS), 3)
 
 
@@ -37,12 +37,12 @@ def test_the_numbers_that_a_lost_first_agent_would_have_given_are_given() -> Non
     told = {name: value for name, value in WORDS.items() if "role_info" in name}
     given = {name: value for name, value in WORDS.items() if "assigned" in name}
     assert not introduced(STORE, stored(PLACE | told), 3)
-    assert missing_words(STORE, stored(PLACE | told), 3) == stored(given)
+    assert missing_entries(STORE, stored(PLACE | told), 3) == stored(given)
 
 
 def test_one_who_did_not_say_who_it_is_is_taken_for_one_like_the_others() -> None:
     told = {"torchelastic/role_info/0": WORDS["torchelastic/role_info/0"]}
-    assert missing_words(STORE, stored(PLACE | told), 2) == stored(
+    assert missing_entries(STORE, stored(PLACE | told), 2) == stored(
         {
             "torchelastic/role_info/1": '{"role": "trainer", "rank": 1, "local_world_size": 2}',
             "torchelastic/assigned_ranks/0": "[0, 4, 0, 4]",
@@ -52,9 +52,9 @@ def test_one_who_did_not_say_who_it_is_is_taken_for_one_like_the_others() -> Non
 
 
 def test_before_anybody_said_who_it_is_only_a_place_is_named_where_nobody_listens() -> None:
-    assert missing_words(STORE, {}, 2) == stored({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"})
-    assert missing_words(STORE, stored({"MASTER_ADDR": "host"}), 2) == stored({"MASTER_PORT": "1"})
-    assert missing_words(STORE, stored(PLACE), 2) == {}
+    assert missing_entries(STORE, {}, 2) == stored({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"})
+    assert missing_entries(STORE, stored({"MASTER_ADDR": "host"}), 2) == stored({"MASTER_PORT": "1"})
+    assert missing_entries(STORE, stored(PLACE), 2) == {}
     assert not introduced(STORE, stored(PLACE), 2)
 
 
@@ -63,15 +63,15 @@ def test_before_anybody_said_who_it_is_only_a_place_is_named_where_nobody_listen
 )
 def test_a_role_that_torch_would_not_have_written_is_refused(role: str) -> None:
     with pytest.raises(UnknownShape):
-        missing_words(STORE, stored({"torchelastic/role_info/0": role}), 2)
+        missing_entries(STORE, stored({"torchelastic/role_info/0": role}), 2)
 
 
 def test_a_role_that_is_not_even_text_is_refused_and_what_others_keep_there_does_not_matter() -> None:
     key = next(iter(stored({"torchelastic/role_info/0": ""})))
     for value in ("no base64", "/w=="):
         with pytest.raises(UnknownShape):
-            missing_words(STORE, {key: value}, 2)
-    assert missing_words(STORE, {f"{STORE}/plain": "/w=="} | stored(PLACE), 2) == {}
+            missing_entries(STORE, {key: value}, 2)
+    assert missing_entries(STORE, {f"{STORE}/plain": "/w=="} | stored(PLACE), 2) == {}
 
 
 TORCH = """

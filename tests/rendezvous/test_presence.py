@@ -31,7 +31,7 @@ def test_only_changes_are_published() -> None:
     for moment in range(101, 110):
         assert presence.heard("pod-3", 5.0, 1.0, float(moment)) == {}
         assert presence.fallen_silent(float(moment)) == {}
-    assert presence.look_at() == 109.0 + MISSED * 5.0
+    assert presence.next_due() == 109.0 + MISSED * 5.0
     assert presence.fallen_silent(109.0 + MISSED * 5.0) == {"/basilica/heard/pod-3": '{"silent": 12.5}'}
     assert presence.fallen_silent(1000.0) == {}
     assert presence.heard("pod-3", 5.0, 40.0, 1001.0) == {"/basilica/heard/pod-3": '{"gap": 40.0}'}
@@ -41,9 +41,9 @@ def test_an_agent_that_never_comes_back_is_forgotten() -> None:
     presence = Presence()
     presence.heard("pod-3", 5.0, None, 0.0)
     presence.fallen_silent(20.0)
-    assert presence.look_at() == FORGET_AFTER_S
+    assert presence.next_due() == FORGET_AFTER_S
     assert presence.fallen_silent(FORGET_AFTER_S) == {"/basilica/heard/pod-3": None}
-    assert presence.look_at() is None
+    assert presence.next_due() is None
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_a_history_of_large_values_is_forgotten_sooner() -> None:
     value = "x" * (1 << 20)
     for number in range(40):
         keyspace.write(Request(method="PUT", path="/a", value=f"{number}{value}"), 1)
-    held = [event for event in keyspace._ring if event is not None]
+    held = [event for event in keyspace._events if event is not None]
     assert sum(event.weight for event in held) <= HISTORY_BYTES
     with pytest.raises(EtcdError) as cleared:
         keyspace.watch("/a", lambda _: None, since=keyspace.index - 30)

@@ -1,1 +1,1 @@
-"""The operator: the controller of all runs of a cluster, as one process of several of which one acts."""
+"""The operator: the controller of all runs of a cluster. Of several processes, the leader acts."""

@@ -1,8 +1,7 @@
-"""Whether an operator is at work, as somebody sees it who only reads: its Lease changes every few seconds.
+"""Attendance: a reader's check whether an operator is at work, by its Lease, which changes every few seconds.
 
-While the Lease itself cannot be watched, it is the cluster's API server that is away.
-
-No clocks are compared: what counts is how long ago the Lease was seen to change here.
+While the Lease itself cannot be watched, the cluster's API server is away. No clocks are compared: only the time since
+the Lease was seen to change here counts.
 """
 
 import time
@@ -16,8 +15,8 @@ from basilica.kube.client.informer import Informer
 from basilica.kube.manifests.userdeployment import Json
 from basilica.operator.election import DURATION, NAME
 
-BLIND_COUNTS_S = 3.0  # a watch that breaks is opened again within moments
-PATIENCE = 3.0  # lease durations: one that hands over in order, or is lost, is followed by another within two
+BLIND_COUNTS_S = 3.0  # a broken watch is opened again within moments
+PATIENCE = 3.0  # lease durations: a leader that hands over, or is lost, has a successor within two
 
 
 class Attendance:
@@ -40,7 +39,7 @@ class Attendance:
 
     @property
     def absence(self) -> Absence | None:
-        """Why what is known may be old: the cluster cannot be asked, or no operator is at work."""
+        """Why reads may be out of date: the cluster does not answer, or no operator is at work."""
         blind = self._lease.behind_for
         if blind is not None:
             return Absence("cluster", blind) if blind >= BLIND_COUNTS_S else None
@@ -49,9 +48,9 @@ class Attendance:
 
     @property
     def absent_for(self) -> float | None:
-        """For how many seconds no operator has been heard of; None while that is no cause for concern."""
+        """The seconds without a sign of an operator; None while that is no cause for concern."""
         if self._lease.problem is not None or not self._lease.is_synced:
-            return None  # it is we who see nothing
+            return None  # our own watch is broken
         silent = self._monotonic() - self._since
         return silent if silent > self._patience else None
 

@@ -1,8 +1,8 @@
-"""Which of several operators acts: the one that holds the Lease.
+"""Leader election among operators: the holder of the Lease acts.
 
-Nobody's clock is compared with another's. A holder counts its time from before it asked for its last renewal, and stops
-two thirds through. A candidate counts from when it saw the Lease change last, and takes over when it has not changed
-for the whole of it. So there is a third of the duration between the two, whatever the clocks say.
+No two clocks are compared. A holder counts its time from before it requested its last renewal, and stops two thirds
+through. A candidate counts from when it saw the Lease change last, and takes over when it has not changed for the whole
+duration. So there is a third of the duration between the two, whatever the clocks show.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class Election:
         log.info("%s leads", self.identity)
 
     async def keep(self) -> None:
-        """Renew for as long as that goes; the return means that another one may lead soon, or does."""
+        """Renew the Lease as long as possible; the return means that another operator may lead soon, or does."""
         try:
             while True:
                 await asyncio.sleep(self.duration / 3 * random.uniform(0.8, 1.0))
@@ -71,7 +71,7 @@ class Election:
             self.leading = False
 
     async def release(self) -> None:
-        """Let another one take over at once. If this does not arrive, it takes over when our time is up."""
+        """Let another operator take over at once. If this does not arrive, it takes over when our time is up."""
         if not self._version:
             return
         body = self._body(holder="")
@@ -105,7 +105,7 @@ class Election:
         return now - self._seen[1] >= theirs
 
     async def _write(self, found: Json | None, started: float) -> bool:
-        """Take the Lease as it was found; False if somebody was faster."""
+        """Take the Lease as it was found; False if another candidate was faster."""
         try:
             if found is None:
                 body = self._body(holder=self.identity, taking=True, transitions=0)
@@ -125,7 +125,7 @@ class Election:
         return True
 
     async def _renew(self) -> bool:
-        """True when it is known how things are: renewed, or lost."""
+        """Renew once; True when the outcome is known: renewed, or lost."""
         started = self._monotonic()
         try:
             self._took(await self._api.merge_patch(self._path, self._body(holder=self.identity)), started)
@@ -143,7 +143,7 @@ class Election:
         if self.holder != self.identity:
             self._version, self.leading = "", False
             return True
-        self._version = str(found["metadata"]["resourceVersion"])  # somebody touched it, or our own answer was lost
+        self._version = str(found["metadata"]["resourceVersion"])  # it was edited, or our answer was lost
         return False
 
     def _took(self, lease: Json, started: float) -> None:

@@ -16,7 +16,7 @@ class JsonLines(logging.Formatter):
 
 
 def log_as_json(level: int) -> None:
-    """To stderr, where Kubernetes collects it. The HTTP client is quiet: it would tell of every request."""
+    """Log to stderr, where Kubernetes collects it. The HTTP client is quiet: it would log every request."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=level, handlers=[handler], force=True)

@@ -1,4 +1,4 @@
-"""What Prometheus reads of an operator: the controller's figures while it leads, and whether it does."""
+"""Prometheus metrics of an operator: the controller's figures while it leads, and whether it does."""
 
 from collections.abc import Callable, Iterator
 

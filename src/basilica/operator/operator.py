@@ -1,4 +1,6 @@
-"""The operator's life: know what there is, become the leader, turn every run, let go, and stand for election again."""
+"""The operator's life cycle: list all runs, become the leader, turn every run, hand over, and stand for election
+again.
+"""
 
 import asyncio
 import contextlib
@@ -20,17 +22,17 @@ class CannotLetGo(BasilicaError):
 
 
 class Refusals(Protocol):
-    """Objects that people made by hand and that are no runs: the leader tells them."""
+    """Publishes on objects made by hand why they are no runs."""
 
     async def next(self) -> None:
-        """Return when there may be more to tell."""
+        """Return when there may be more to publish."""
         ...
 
-    async def tell(self) -> None: ...
+    async def publish(self) -> None: ...
 
 
 class Operator:
-    """One of several; the controller, and the runtime that it turns runs by, exist only while this one leads."""
+    """One of several operators; its controller, and the runtime of that, exist only while it leads."""
 
     def __init__(
         self,
@@ -50,17 +52,17 @@ class Operator:
         self.controller: Controller | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop` is set. Ranks go on without it, also while nobody leads.
+        """Run until `stop` is set. Ranks go on without an operator, also while none leads.
 
-        One that loses its lease stops acting and stands for election again. A process that ended for that would be
-        started again later and later, each time that the cluster's API goes away for a while.
+        An operator that loses its lease stops acting and stands for election again. A process that ended instead would
+        be restarted with growing delays, each time that the cluster's API goes away for a while.
         """
         while await _unless(stop, self._election.acquire()):
             try:
-                # The lease is kept while all there is is read for the first time, too: that may take a while.
+                # The lease is also renewed during the first list of all objects: that may take a while.
                 lost = await _unless(stop, self._election.keep(), self._lead())
             finally:
-                await self._let_go()
+                await self._hand_over()
             if not lost:
                 return
             log.warning("%s does not lead any more", self._election.identity)
@@ -72,8 +74,8 @@ class Operator:
         async with self._beside(self._hourly(runtime)):
             await asyncio.Event().wait()
 
-    async def _let_go(self) -> None:
-        """First stop acting, then say so: all within the third of the lease in which nobody leads."""
+    async def _hand_over(self) -> None:
+        """First stop acting, then release the lease: all within the third of it in which no operator leads."""
         controller, self.controller = self.controller, None
         if controller is not None:
             try:
@@ -85,9 +87,9 @@ class Operator:
 
     @contextlib.asynccontextmanager
     async def _beside(self, hourly: Sequence[Work]) -> AsyncIterator[None]:
-        """What a leader does beside turning runs."""
+        """Run the leader's background works."""
         works = [work() for work in self._works]
-        works += [self._tell_refusals()] if self._refusals is not None else []
+        works += [self._publish_refusals()] if self._refusals is not None else []
         works += [repeat_hourly(hourly)] if hourly else []
         tasks = [asyncio.create_task(work) for work in works]
         try:
@@ -97,11 +99,11 @@ class Operator:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _tell_refusals(self) -> None:
+    async def _publish_refusals(self) -> None:
         assert self._refusals is not None
         while True:
             try:
-                await self._refusals.tell()
+                await self._refusals.publish()
                 await self._refusals.next()
             except BasilicaError as error:
                 log.warning("what is no run could not be answered: %s", error)
@@ -109,7 +111,7 @@ class Operator:
 
 
 async def _unless(stop: asyncio.Event, *works: Awaitable[None]) -> bool:
-    """Do these until one of them is done; False if `stop` is set first."""
+    """Run the works until one of them is done; False if `stop` is set first."""
     doing = [asyncio.ensure_future(work) for work in works]
     stopping = asyncio.ensure_future(stop.wait())
     try:

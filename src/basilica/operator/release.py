@@ -1,4 +1,4 @@
-"""The way out without an operator: nothing that we hold back from deletion stays held."""
+"""Uninstallation without an operator: removes our finalizers, so that no deletion stays blocked."""
 
 from basilica.kube.client.api import ApiError, KubeApi
 from basilica.kube.manifests.userdeployment import EVERYWHERE, GROUP, Json, path_of
@@ -8,7 +8,7 @@ OURS = "app.kubernetes.io/managed-by=basilica"
 
 
 async def release_finalizers(api: KubeApi) -> list[str]:
-    """Take our finalizers off runs and pods; the names of those that had one. Other people's stay."""
+    """Take our finalizers off runs and pods; return the names of those that had one. Other people's stay."""
     released: list[str] = []
     for path, selector in ((EVERYWHERE, ""), (PODS, OURS)):
         try:

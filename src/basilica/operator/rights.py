@@ -1,4 +1,4 @@
-"""The operator's work in each user's namespace before all other: to bind the roles that runs need there."""
+"""Role bindings in users' namespaces, which runs there need before anything else."""
 
 import asyncio
 import logging
@@ -14,12 +14,12 @@ AGAIN_S = 5.0
 
 
 class NamespaceRights:
-    """Follows the namespaces that have our label. One that is bound costs nothing more."""
+    """Follows the namespaces that have our label. A bound namespace costs nothing more."""
 
     def __init__(self, api: KubeApi, home: str) -> None:
         self._api, self._home = api, home
         self._due: asyncio.Queue[str] = asyncio.Queue()
-        self._bound: dict[str, str] = {}  # name to uid: one that was deleted and made again is another
+        self._bound: dict[str, str] = {}  # name to uid: a namespace that was deleted and created again is another
         self._namespaces = Informer(api, "/api/v1/namespaces", label_selector=MANAGED, on_change=self._changed)
 
     def _changed(self, namespace: Json) -> None:
@@ -32,7 +32,7 @@ class NamespaceRights:
             self._due.put_nowait(name)
 
     async def keep(self) -> None:
-        """Bind in every namespace, for as long as this runs."""
+        """Bind the roles in every namespace, until cancelled."""
         self._namespaces.start()
         try:
             while True:

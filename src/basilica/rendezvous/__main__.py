@@ -20,7 +20,7 @@ BY_HAND = "default"
 
 
 async def serve(data_dir: Path, host: str, port: int | None = None, **options: Any) -> None:
-    """Serve until SIGTERM or SIGINT, or until it is unused. One line on stdout says that it is up."""
+    """Serve until SIGTERM or SIGINT, or until the service is unused. One line on stdout reports that it is up."""
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
@@ -41,14 +41,14 @@ async def serve(data_dir: Path, host: str, port: int | None = None, **options: A
 
 
 def has_ranks(runs: Path | None, name: str) -> bool:
-    """True if a rank of the run is there, or if that cannot be told."""
+    """Return True if a rank of the run is alive, or if its locks cannot be read."""
     try:
         locks = {line.split()[5].rpartition(":")[2] for line in Path("/proc/locks").read_text().splitlines()}
     except (OSError, IndexError):
         return True
     try:
         return runs is None or any(str(rank.lstat().st_ino) in locks for rank in (runs / name).glob("rank-*"))
-    except OSError:  # it is being removed, or is not what it was
+    except OSError:  # the folder is being removed or replaced
         return True
 
 
@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
         help="how much memory the keys and values of one keyspace may take (default: %(default)s)",
     )
     args = parser.parse_args(argv)
-    os.umask(0o077)  # what it keeps is for its owner alone
+    os.umask(0o077)  # its files are for their owner alone
     logging.basicConfig(level=logging.WARNING, format="rendezvous: %(message)s")
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a socket for each wait, a port and a file for each run
@@ -101,7 +101,7 @@ def _serve(args: argparse.Namespace, standby: Standby | None) -> int:
             weight=args.keyspace_bytes,
             connections=min(UNSHARED.connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2),
         ),
-        # Who comes from another machine, or another network namespace, is nobody's process here.
+        # A peer from another machine or network namespace has no user here.
         "users": {0, os.getuid(), *args.allow_uid} if is_loopback(args.host) else None,
     }
     try:

@@ -1,4 +1,4 @@
-"""What a run's keyspace tells its ranks: how many of them take part, and which hosts may go."""
+"""Announcements in a run's keyspace: how many ranks take part, and which hosts may begin to train."""
 
 import json
 from collections.abc import Awaitable, Mapping
@@ -13,7 +13,7 @@ GATES = {Gate.READY: MESH_READY, Gate.DEGRADED: MESH_DEGRADED}
 
 
 async def announce(keys: KeysClient, says: Announcement | None, wanted: Announcement) -> None:
-    """Have the keyspace say exactly this. `says` is what it says now, None if that is not known."""
+    """Write the announcement `wanted`. `says` is the one in the keyspace now, None if that is not known."""
     if says is None:
         says = announced((await must(keys.get(ROOT, recursive=True), absent=True)).leaves())
     if says.world != wanted.world:
@@ -21,12 +21,12 @@ async def announce(keys: KeysClient, says: Announcement | None, wanted: Announce
     before, after = set(says.released), set(wanted.released)
     for host, gate in sorted(after - before):
         await _put(keys, f"{GATES[gate]}/{host}", gate.value)
-    for host, gate in sorted(before - after):  # last: a rank that looks meanwhile must find one of its two keys
+    for host, gate in sorted(before - after):  # last: a rank that reads meanwhile must find one of its two keys
         await must(keys.delete(f"{GATES[gate]}/{host}", recursive=True), absent=True)
 
 
 def announced(leaves: Mapping[str, str]) -> Announcement:
-    """What the keys say, by name. A host that has both keys is in it twice; without a world it is -1."""
+    """Parse the announcement from the keys. A host that has both keys is in it twice; a missing world is -1."""
     released = [
         (key.removeprefix(f"{folder}/"), gate)
         for gate, folder in GATES.items()
@@ -40,13 +40,13 @@ def announced(leaves: Mapping[str, str]) -> Announcement:
     return Announcement(world, tuple(sorted(released)))
 
 
-def says_of(key: str) -> bool:
-    """Whether a change of the key, or of a directory that it names, changes what the keyspace tells its ranks."""
+def changes_announcement(key: str) -> bool:
+    """Whether a change of the key, or of a directory that it names, changes the announcement."""
     return any(f"{ours}/".startswith(f"{key}/") or key.startswith(f"{ours}/") for ours in (WORLD, *GATES.values()))
 
 
 async def _put(keys: KeysClient, key: str, value: str) -> None:
-    """Write a key of ours, in place of whatever a rank has put in its way: a directory, or a file above it."""
+    """Write a key of ours, after removing any obstacle that a rank has put there: a directory, or a file above it."""
     for _ in range(key.count("/") + 1):
         answer = await keys.put(key, value)
         if answer.body.get("errorCode") not in (NOT_A_FILE, NOT_A_DIRECTORY):
@@ -59,7 +59,7 @@ async def _put(keys: KeysClient, key: str, value: str) -> None:
 
 
 async def must(answer: Awaitable[Answer], *, absent: bool = False) -> Answer:
-    """The answer, `NoAnswer` if it is a refusal; `absent`: that there is no such key is fine."""
+    """Return the answer, or raise `NoAnswer` if it is a refusal; `absent`: a missing key is no refusal."""
     return _check(await answer, absent=absent)
 
 

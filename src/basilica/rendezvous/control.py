@@ -1,4 +1,4 @@
-"""Orders to a running rendezvous service, for the control plane."""
+"""The control plane's client of a running rendezvous service."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ ANSWER_WITHIN_S = 10.0
 
 
 class RendezvousControl:
-    """Opens and closes keyspaces of the service in `data_dir`. The service may restart between two orders.
+    """Opens and closes keyspaces of the service in `data_dir`. The service may restart between two requests.
 
     `RendezvousError` is the service's refusal; `NoAnswer` means that it does not answer.
     """
@@ -30,25 +30,25 @@ class RendezvousControl:
         await self._exchange.close()
 
     async def open(self, name: str, port: int | None = None) -> int:
-        """The port of the keyspace `name`, made if need be, on `port` if one is wished for. Repeatable."""
+        """Return the port of the keyspace `name`, created if need be, on `port` if one is given. Repeatable."""
         return int((await self.about(name, port))["port"])
 
     async def about(self, name: str, port: int | None = None) -> dict[str, Any]:
-        """The same, with all that the service knows of the keyspace."""
+        """Do the same, and return all that the service knows of the keyspace."""
         answer = await self._ask("PUT", f"/keyspaces/{quote(name, safe='')}" + (f"?port={port}" if port else ""))
         about: dict[str, Any] = json.loads(answer.body)
         return about
 
     async def allow(self, uid: int) -> None:
-        """Have processes of this user answered too."""
+        """Admit processes of this user too."""
         await self._ask("PUT", f"/users/{uid}")
 
     async def acknowledge(self, name: str) -> None:
-        """Say that whoever should know of the keyspace's fault does."""
+        """Clear the keyspace's fault, which has reached those who should know of it."""
         await self._ask("DELETE", f"/faults/{quote(name, safe='')}")
 
     async def close(self, name: str) -> bool:
-        """End the keyspace `name` and forget its keys; False if it is not there."""
+        """Delete the keyspace `name` with its keys; False if it is not there."""
         try:
             await self._ask("DELETE", f"/keyspaces/{quote(name, safe='')}")
         except RendezvousError as error:
@@ -58,17 +58,17 @@ class RendezvousControl:
         return True
 
     async def list(self) -> "list[dict[str, Any]]":
-        """Name, port, whether it serves, and what became of keys that were lost."""
+        """Return name, port, whether it serves, and the fault (lost keys) of each keyspace."""
         answer: list[dict[str, Any]] = json.loads((await self._ask("GET", "/keyspaces")).body)
         return answer
 
     async def hold(self) -> None:
-        """Have the service stay while this runs. Ends, with `NoAnswer`, when the service does."""
-        await self._exchange.ask("GET", "/hold", within=None, repeatable=False)  # another service is another to hold
+        """Keep the service alive while this runs. Ends, with `NoAnswer`, when the service does."""
+        await self._exchange.ask("GET", "/hold", within=None, repeatable=False)  # a restarted service must be held anew
         raise NoAnswer("the service let go")
 
     async def leave(self) -> bool:
-        """Have the service end now if nobody needs it. True if it is about to, False if it stays."""
+        """Ask the service to end now if it is unused. True if it is about to, False if it stays."""
         try:
             await self._exchange.ask("POST", "/leave", within=self._timeout, repeatable=False)
         except NoAnswer:

@@ -1,4 +1,4 @@
-"""How torchelastic's rendezvous is driven: from its state as found and the number of agents wanted to the next write.
+"""The rules that drive torchelastic's rendezvous: from its state and the number of agents wanted to the next write.
 
 Pure. torchrun with `--rdzv-backend=etcd` keeps one JSON value, `active_version`, that its agents change by
 compare-and-swap:
@@ -7,13 +7,13 @@ compare-and-swap:
                   agents join     confirm    train     an agent that ended shut it
 
 They wait out a last call in `joinable` and keep-alives in `final`, because they do not know how many of them will come.
-We do. So we freeze a round once all have joined, tell agents of a round that is too large to meet again, open the next
-round once all wait for it or when a member does not confirm, and open again what was shut while the run goes on. What
-agents do at once by themselves stays with them: they make the first round, fill the last seat of a full one, and
-destroy a round whose members are gone. One of which a member is left they would destroy as well, and the member, which
-looks only for somebody who waits, would never learn of it: so those who are gone are taken out of such a round.
+We do. So we freeze a round once all have joined, make agents of a round that is too large meet again, open the next
+round once all wait for it or when a member does not confirm, and reopen a round shut while the run goes on. Steps that
+agents take at once by themselves stay with them: they make the first round, fill the last seat of a full one, and
+destroy a round whose members are gone. A round with one member left they would destroy as well, and that member, which
+checks only for waiting agents, would never learn of it: so departed members are removed from such a round.
 
-The shape of the JSON is torch's private matter. Whatever does not look exactly as expected is left alone, and agents go
+The shape of the JSON is private to torch. A value of any other shape than the expected is not touched, and agents go
 on as they would without us.
 """
 
@@ -25,14 +25,14 @@ from typing import Any
 
 FROZEN_TTL_S = 10  # as torch does: a round that nobody confirms dissolves, even without us
 CONFIRM_S = 3.0  # agents confirm one after the other, each within some 0.1 s; one that did not is gone
-NOTICE_S = 0.5  # agents look every monitor interval, 0.1 s by default; this is ample for the last of them
+NOTICE_S = 0.5  # agents check every monitor interval, 0.1 s by default; this is ample for the last of them
 
-# Agents rewrite the whole object and keep what they do not know, so what is ours lives in it and outlives us.
+# Agents rewrite the whole object and keep unknown fields, so our field survives their writes and our restarts.
 OURS = "basilica"
 
 
 class Status(StrEnum):
-    """Where a round stands."""
+    """The status of a round."""
 
     SETUP = "setup"
     JOINABLE = "joinable"
@@ -49,21 +49,21 @@ _SHAPES: Mapping[Status, tuple[frozenset[str], ...]] = {
     Status.JOINABLE: (_JOINABLE,),
     Status.FROZEN: (_FROZEN,),
     Status.FINAL: (_FINAL,),
-    Status.CLOSED: (frozenset({"status"}), _JOINABLE, _FROZEN, _FINAL),  # what it was, under another name
+    Status.CLOSED: (frozenset({"status"}), _JOINABLE, _FROZEN, _FINAL),  # the former value with another status
 }
 
 
 class UnknownShape(ValueError):
-    """The value is not what the torch versions we know write."""
+    """The value has another shape than the known torch versions write."""
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
     """One value of `active_version`.
 
-    `waiting` counts the agents that said they wait for the next round. `nudged`: torch's own count has one
-    more, which we put there to make the agents meet again. `formed_for` is the target that we opened this round
-    for, None where agents opened it.
+    `waiting` counts the agents that wait for the next round. `nudged`: torch's own count has one more, which we put
+    there to make the agents meet again. `formed_for` is the target that we opened this round for, None where agents
+    opened it.
     """
 
     fields: Mapping[str, Any]
@@ -79,14 +79,14 @@ class Round:
 
     @property
     def pending(self) -> tuple[str, int] | None:
-        """What the round waits for, as a value that changes whenever it gets on; None if it waits for nothing."""
+        """The pending step, as a value that changes with each progress; None if the round waits for nothing."""
         if self.status is Status.FROZEN:
             return self.fields["version"], len(self.fields["keep_alives"])
         return (self.fields["version"], -1) if self.ends else None
 
     @property
     def ends(self) -> bool:
-        """Whether its members will meet again as soon as they look."""
+        """Whether its members will meet again at their next check."""
         return self.status is Status.FINAL and (self.waiting > 0 or self.nudged)
 
 
@@ -105,7 +105,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class LookAgain:
-    """Nothing to write before something happens, or `seconds` have passed."""
+    """Read again after a change, or after `seconds`; nothing is to be written before."""
 
     seconds: float
 
@@ -114,7 +114,7 @@ Step = Swap | Open | LookAgain | None
 
 
 def parse_round(text: str) -> Round:
-    """`UnknownShape` for anything that torch 2.13 would not have written."""
+    """Parse a round; `UnknownShape` for any value that torch 2.13 would not have written."""
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError):
@@ -145,10 +145,10 @@ def parse_round(text: str) -> Round:
 
 
 def decide(found: Round, target: int, pending_for: float) -> Step:
-    """The next step towards a round of `target` agents.
+    """Return the next step towards a round of `target` agents.
 
-    `pending_for`: for how many seconds, as far as we know, what is pending has been so: agents could see that somebody
-    waits, or nobody confirmed.
+    `pending_for`: for how many seconds, as far as we know, the same step has been pending: agents could see that others
+    wait, or none confirmed.
     """
     if target < 1:
         return None
@@ -181,7 +181,7 @@ def _decide_final(found: Round, target: int, pending_for: float) -> Step:
 
 
 def without_the_gone(found: Round, alive: Collection[str]) -> Swap | None:
-    """A round that trains, without the keep-alives that are not among those `alive`; None if all are, or none is."""
+    """Return a final round without the keep-alives that are not among those `alive`; None if all are, or none is."""
     if found.status is not Status.FINAL:
         return None
     kept = [key for key in found.fields["keep_alives"] if key in alive]
@@ -191,7 +191,7 @@ def without_the_gone(found: Round, alive: Collection[str]) -> Swap | None:
 
 
 def first_value(version: int, target: int) -> str:
-    """A fresh round that agents can join."""
+    """Return a fresh round that agents can join."""
     fields = {"status": Status.JOINABLE, "version": str(version), "participants": [], OURS: {"target": target}}
     return json.dumps(fields)
 
@@ -216,7 +216,7 @@ def is_count(value: object) -> bool:
 
 
 def parse_target(text: str) -> int:
-    """The number of agents that the control plane wants; `UnknownShape` if it is not said."""
+    """Return the number of agents that the control plane wants; `UnknownShape` if the text has none."""
     try:
         target = json.loads(text)["target"]
     except (ValueError, RecursionError, KeyError, TypeError, IndexError):

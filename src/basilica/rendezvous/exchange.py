@@ -1,4 +1,4 @@
-"""HTTP for the control plane's own calls: one connection, one request after the other, no dependencies.
+"""HTTP client for the control plane's own calls: one connection, one request after the other, no dependencies.
 
 A general client would cost more for each call than the call itself.
 """
@@ -15,7 +15,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class NoAnswer(Exception):
-    """The other side does not answer, or not as it should: nothing is known about what was asked."""
+    """The peer does not answer, or not as it should: the outcome of the request is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Message:
 
 
 class Exchange:
-    """Keeps a connection from one request to the next. After a failure it can go on with a new one."""
+    """Keeps a connection from one request to the next, and opens a new one after a failure."""
 
     def __init__(self, connect: Callable[[], Awaitable[Streams]], host: str) -> None:
         self._connect, self._host = connect, host
@@ -44,9 +44,9 @@ class Exchange:
     async def ask(
         self, method: str, target: str, form: str | None = None, *, within: float | None, repeatable: bool = True
     ) -> Message:
-        """One request and its answer. `NoAnswer` after `within` seconds, or if the connection fails.
+        """Send one request and return its answer. `NoAnswer` after `within` seconds, or if the connection fails.
 
-        A connection that was kept may have ended meanwhile: what is `repeatable` is then asked once more on a new one.
+        A kept connection may have ended meanwhile: a `repeatable` request is then sent once more on a new one.
         """
         lines = [f"{method} {target} HTTP/1.1", f"Host: {self._host}"]
         body = b""

@@ -1,7 +1,7 @@
-"""The files of keyspaces, which ranks of the service's own user can reach: never trusted to be what they were.
+"""The files of keyspaces, which ranks of the service's own user can reach and replace: they are never trusted.
 
-Whatever is read is opened without following links and without blocking, must be a regular file, and is read with a
-bound. A link, a FIFO, a device or a directory in the place of a file is an `OSError` as a missing permission is.
+Every file is opened without following links and without blocking, must be a regular file, and is read with a bound. A
+link, a FIFO, a device or a directory in the place of a file is an `OSError` as a missing permission is.
 """
 
 import contextlib
@@ -11,12 +11,12 @@ import shutil
 import stat
 from pathlib import Path
 
-SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of the machine, which say nothing of a file
+SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of the machine, independent of the file
 SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def is_shortage(error: BaseException | None) -> bool:
-    """Whether what failed would have failed on any file."""
+    """Whether the operation would have failed on any file."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in SHORTAGES:
             return True
@@ -25,7 +25,7 @@ def is_shortage(error: BaseException | None) -> bool:
 
 
 def open_regular(path: Path, flags: int, mode: int = 0o600) -> int:
-    """A descriptor of a regular file; `OSError` for anything else."""
+    """Return a descriptor of a regular file; `OSError` for anything else."""
     fd = os.open(path, flags | SAFELY, mode)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -34,7 +34,7 @@ def open_regular(path: Path, flags: int, mode: int = 0o600) -> int:
 
 
 def read_regular(path: Path, limit: int) -> bytes:
-    """All of a regular file; `OSError` if it is none, or larger than `limit`."""
+    """Return the content of a regular file; `OSError` if it is none, or larger than `limit`."""
     with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
         content = file.read(limit + 1)
     if len(content) > limit:
@@ -57,7 +57,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def discard(path: Path) -> None:
-    """Remove whatever stands there: a file, a link, a FIFO, or a directory with all below it."""
+    """Remove the entry at `path`: a file, a link, a FIFO, or a directory with all below it."""
     with contextlib.suppress(FileNotFoundError):
         try:
             path.unlink()
@@ -66,13 +66,13 @@ def discard(path: Path) -> None:
 
 
 def discard_directory(path: Path) -> None:
-    """Remove a directory that stands in the place of a file, which no rename would replace."""
+    """Remove a directory in the place of a file, which no rename would replace."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
 
 
 def set_aside(path: Path, shelf: Path) -> Path:
-    """Move whatever stands there into the folder `shelf`, in place of what is there under its name; its new path."""
+    """Move the entry at `path` into the folder `shelf`, replacing one of that name; return its new path."""
     shelf.mkdir(mode=0o700, parents=True, exist_ok=True)
     place = shelf / path.name
     discard(place)

@@ -1,11 +1,12 @@
-"""What the agents of a round tell each other once it is final, and what is said for one that is gone. Pure.
+"""Introductions: the entries that the agents of a final round publish to each other, and their replacements for an
+agent that is gone. Pure.
 
-Agents wait for each other's words in the round's own store, up to 300 s and without looking at anything else, and end
-if they wait in vain. So one that dies after it has confirmed, and before it has spoken, would take the others with it.
+Agents wait for each other's entries in the round's own store, up to 300 s and without checking anything else, and end
+if they wait in vain. So an agent that dies between its confirmation and its entry would take the others with it.
 
-A round trains no more once somebody waits for the next one. What is missing of its introductions is then said in the
-place of whoever should have: the others get on, see that they are to meet again, and do so without a failure. No worker
-lives long enough to make use of it.
+A round trains no more once an agent waits for the next one. Its missing entries are then written in place of the
+missing agents: the others get on, see that they are to meet again, and do so without a failure. No worker lives long
+enough to make use of them.
 """
 
 import json
@@ -15,38 +16,38 @@ from dataclasses import dataclass
 
 from basilica.rendezvous.elastic import UnknownShape, is_count
 
-NOWHERE = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # the place of the first agent's store
+NOWHERE = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # the address of the first agent's store
 ROLE, ASSIGNED = "torchelastic/role_info/", "torchelastic/assigned_ranks/"
 
 
 @dataclass(frozen=True, slots=True)
 class _Role:
-    """How many workers an agent has, under which name."""
+    """The name of an agent's role and its number of workers."""
 
     name: str
     workers: int
 
 
-def missing_words(store: str, told: Mapping[str, str], members: int) -> dict[str, str]:
-    """What to write so that all `members` agents of a round get on, by key.
+def missing_entries(store: str, published: Mapping[str, str], members: int) -> dict[str, str]:
+    """Return the entries, by key, to write so that all `members` agents of a round get on.
 
-    `told` are the keys and values below `store`, the folder of the round's store. Agents first say where their store is
-    and only then who they are, so it may take another look to know what else is missing.
+    `published` are the keys and values below `store`, the folder of the round's store. Agents first publish where their
+    store is and only then their role, so it may take another read to know the other missing entries.
     """
-    words = dict(NOWHERE)
+    entries = dict(NOWHERE)
     keys = {n: _key(store, f"{ROLE}{n}") for n in range(members)}
-    known = {n: _parse_role(told[key]) for n, key in keys.items() if key in told}
+    known = {n: _parse_role(published[key]) for n, key in keys.items() if key in published}
     if known:
         like_the_others = next(iter(known.values()))
         roles = [known.get(n, like_the_others) for n in range(members)]
-        words |= _roles(roles) | _assignments(roles)
-    missing = {_key(store, name): _encoded(value) for name, value in words.items()}
-    return {key: value for key, value in missing.items() if key not in told}
+        entries |= _roles(roles) | _assignments(roles)
+    missing = {_key(store, name): _encoded(value) for name, value in entries.items()}
+    return {key: value for key, value in missing.items() if key not in published}
 
 
-def introduced(store: str, told: Mapping[str, str], members: int) -> bool:
-    """True if no agent of the round has anything to wait for."""
-    return all(_key(store, f"{ASSIGNED}{n}") in told for n in range(members))
+def introduced(store: str, published: Mapping[str, str], members: int) -> bool:
+    """Whether no agent of the round has an entry left to wait for."""
+    return all(_key(store, f"{ASSIGNED}{n}") in published for n in range(members))
 
 
 def _roles(roles: list[_Role]) -> dict[str, str]:
@@ -57,14 +58,16 @@ def _roles(roles: list[_Role]) -> dict[str, str]:
 
 
 def _assignments(roles: list[_Role]) -> dict[str, str]:
-    """The first number of each agent's workers among all and among those of its role, as the first agent gives them."""
-    words = {}
+    """Return the first number of each agent's workers among all and among those of its role, as the first agent gives
+    them.
+    """
+    entries = {}
     for n, role in enumerate(roles):
         before, alike = roles[:n], [other.workers for other in roles if other.name == role.name]
         first, total = sum(other.workers for other in before), sum(other.workers for other in roles)
         first_alike = sum(other.workers for other in before if other.name == role.name)
-        words[f"{ASSIGNED}{n}"] = json.dumps([first, total, first_alike, sum(alike)])
-    return words
+        entries[f"{ASSIGNED}{n}"] = json.dumps([first, total, first_alike, sum(alike)])
+    return entries
 
 
 def _parse_role(value: str) -> _Role:

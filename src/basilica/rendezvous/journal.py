@@ -1,21 +1,21 @@
-"""The journal of one keyspace: each write, in order, before it is done and answered.
+"""The journal of one keyspace: each write, in order, recorded before it is applied and answered.
 
 Two files of lines, `<crc32> <json>`. `journal` has a line for each write, numbered by the keyspace's raft index;
 `snapshot` has the whole keyspace as it stood after some number: a head, then a line for each key and for each event of
-the history. What is in memory is always snapshot plus journal, because the
-keyspace is deterministic: a write that fails is in the journal too, and fails again when it is replayed.
+the history. The state in memory is always snapshot plus journal, because the keyspace is deterministic: a write that
+fails is in the journal too, and fails again when it is replayed.
 
-What is promised:
+Guarantees:
 - A write is answered once its line is with the operating system. Killing the process, in whatever way, loses nothing
   that was answered.
 - The file is synced to disk about `FSYNC_EVERY_S` after it was written, many writes at a time (torchelastic's
   keep-alives alone are several writes a second for each run). A power cut may lose that last second.
-- A snapshot is on disk before it replaces the old one, and what it holds is cut off the journal after that. A crash in
-  between repeats nothing, since lines up to the snapshot's number are skipped. It is written elsewhere than the loop,
-  line by line, so that nobody waits for it.
+- A snapshot is on disk before it replaces the old one, and its writes are cut off the journal after that. A crash in
+  between repeats nothing, since lines up to the snapshot's number are skipped. It is written outside the event loop,
+  line by line, so that no request waits for it.
 - A last line that was cut short was never answered, and is dropped. Any other damage is `JournalDamaged`, never a
-  guess: a line that is not what was written, one that this version does not understand, a gap, or something in the
-  place of a file that is none.
+  guess: a line with a wrong checksum, one that this version does not understand, a gap, or an entry that is no
+  regular file.
 - Deadlines are absolute: time goes on while the service is down.
 """
 
@@ -33,13 +33,13 @@ from basilica.rendezvous.keyspace import EtcdError, Keyspace, Request
 
 FSYNC_EVERY_S = 1.0
 COMPACT_BYTES = 4 << 20
-FILE_BYTES_MAX = 2 << 30  # far beyond what a keyspace may hold
+FILE_BYTES_MAX = 2 << 30  # far beyond a keyspace's quota
 
 _DEFAULTS = {f.name: f.default for f in fields(Request)}
 
 
 class JournalDamaged(Exception):
-    """`path` cannot be read at `offset`, and what stands there is not merely an unfinished last line."""
+    """`path` cannot be read at `offset`, and not merely because of an unfinished last line."""
 
     def __init__(self, path: Path, offset: int, why: str = "") -> None:
         super().__init__(path, offset, why)
@@ -51,19 +51,19 @@ class JournalDamaged(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """A snapshot that is to be written: the keyspace after the first `cut` bytes of its journal."""
+    """A snapshot to be written: the keyspace after the first `cut` bytes of its journal."""
 
     folder: Path
     state: dict[str, Any]
     cut: int
 
     def write(self) -> int:
-        """Put the snapshot on disk, in place of the old one; its size. May run in another thread."""
+        """Put the snapshot on disk, in place of the old one; return its size. May run in another thread."""
         return _write_snapshot(self.folder, self.state)
 
 
 class Journal:
-    """The files of one keyspace in a folder of its own. `keyspace` is what they hold, and only changes through them."""
+    """The files of one keyspace in a folder of its own. `keyspace` is their content, and only changes through them."""
 
     def __init__(self, folder: Path, *, compact_bytes: int = COMPACT_BYTES) -> None:
         self.folder = folder
@@ -84,11 +84,11 @@ class Journal:
             raise
 
     def record(self, request: Request, now: int) -> None:
-        """Note a write that is about to be done. An `OSError` means that it must not be."""
+        """Record a write that is about to be applied. After an `OSError` it must not be."""
         self._append({"at": now, "do": {k: v for k, v in asdict(request).items() if v != _DEFAULTS[k]}})
 
     def record_sync(self, now: int) -> None:
-        """Note that what has expired at `now` is about to be removed."""
+        """Record that the keys expired at `now` are about to be removed."""
         self._append({"at": now})
 
     def compact(self) -> bool:
@@ -100,16 +100,18 @@ class Journal:
         return True
 
     def begin_compaction(self) -> Compaction | None:
-        """What is to be written in place of the journal as it stands, if that is long: in proportion to the rest."""
+        """Return the snapshot to write in place of the journal, if the journal is long in proportion to the last
+        snapshot.
+        """
         if self._size < max(self._compact_bytes, self._snapshot_size):
             return None
         return Compaction(self.folder, self.keyspace.dump(), self._size)
 
     def finish_compaction(self, done: Compaction, size: int) -> None:
-        """Cut off the journal what the snapshot holds; what was written meanwhile stays."""
+        """Cut the snapshot's writes off the journal; later writes stay."""
         self._snapshot_size = size
         if self._fd < 0:
-            return  # closed meanwhile: the next one skips what the snapshot holds
+            return  # closed meanwhile: the next journal skips the snapshot's writes
         if self._size == done.cut:
             os.ftruncate(self._fd, 0)
             self._size = 0
@@ -135,7 +137,7 @@ class Journal:
         os.fdatasync(self._fd)
 
     def dup(self) -> int:
-        """The journal's file once more, for whoever syncs it elsewhere while this one may be closed."""
+        """Return a duplicate descriptor, for a sync in another thread while this one may be closed."""
         self.dirty = False
         return os.dup(self._fd)
 
@@ -169,7 +171,7 @@ class Journal:
 
 
 def write_snapshot(folder: Path, keyspace: Keyspace) -> None:
-    """Keep `keyspace` as it is now in `folder`."""
+    """Write `keyspace` as it is now to `folder`."""
     _write_snapshot(folder, keyspace.dump())
 
 
@@ -198,7 +200,7 @@ def _records(state: dict[str, Any]) -> Iterator[Any]:
 
 
 def _read_snapshot(path: Path) -> tuple[Keyspace, int]:
-    """The keyspace that the file holds and the file's size; a new one where there is none."""
+    """Return the keyspace in the file and the file's size; a new keyspace where there is no file."""
     if not os.path.lexists(path):
         return Keyspace(), 0
     try:
@@ -216,12 +218,12 @@ def _read_snapshot(path: Path) -> tuple[Keyspace, int]:
         return Keyspace.load(head), len(content)
     except JournalDamaged:
         raise
-    except Exception as error:  # whatever it holds instead, it is no snapshot of ours
+    except Exception as error:  # any other content is no snapshot of ours
         raise JournalDamaged(path, 0, f"{type(error).__name__}: {error}") from error
 
 
 def _replay(path: Path, keyspace: Keyspace) -> int:
-    """Do again what the journal says; returns how much of it is good."""
+    """Apply the journal's writes again; return how many of its bytes are good."""
     try:
         content = read_regular(path, FILE_BYTES_MAX)
     except OSError as error:
@@ -236,7 +238,7 @@ def _replay(path: Path, keyspace: Keyspace) -> int:
             break
         try:
             follows = _redo(keyspace, record)
-        except Exception as error:  # written by another version, or by somebody else
+        except Exception as error:  # written by another version or program
             raise JournalDamaged(path, good, f"{type(error).__name__}: {error}") from error
         if not follows:
             raise JournalDamaged(path, good, "writes are missing before it")
@@ -245,7 +247,7 @@ def _replay(path: Path, keyspace: Keyspace) -> int:
 
 
 def _redo(keyspace: Keyspace, record: dict[str, Any]) -> bool:
-    """Do a write again unless the keyspace has it; False if one before it is missing."""
+    """Apply a write again unless the keyspace has it; False if one before it is missing."""
     if record["n"] <= keyspace.raft_index:
         return True
     if record["n"] != keyspace.raft_index + 1:
@@ -264,7 +266,7 @@ def _line(record: Any) -> bytes:
 
 
 def _checked(line: bytes) -> Any:
-    """What the line says; None if it is not whole."""
+    """Return the line's record; None if its checksum is wrong."""
     crc, _, text = line.partition(b" ")
     if crc != b"%08x" % zlib.crc32(text):
         return None

@@ -1,4 +1,4 @@
-"""The keys API of one keyspace, as etcd 3.4 answers it, within a quota. Everything but the socket."""
+"""The keys API of one keyspace, answered as by etcd 3.4, within a quota. Everything but the socket."""
 
 import asyncio
 import contextlib
@@ -24,13 +24,13 @@ log = logging.getLogger(__name__)
 
 KEYS = "/v2/keys"
 METHODS = ("HEAD", "GET", "PUT", "POST", "DELETE")
-VERSION = {"etcdserver": "3.4.23", "etcdcluster": "3.4.0"}  # what clients may expect of us
+VERSION = {"etcdserver": "3.4.23", "etcdcluster": "3.4.0"}  # the version whose behaviour clients may expect
 RAFT_TERM = "2"
 JSON = ("Content-Type", "application/json")
 
 
 class KeyspaceServer:
-    """Answers calls from what the journal holds; `start` before, `stop` after."""
+    """Answers calls from the journal's keyspace; `start` before, `stop` after."""
 
     def __init__(
         self,
@@ -52,9 +52,9 @@ class KeyspaceServer:
         self._presence_timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Let keys expire from now on, and those first that did while nobody looked."""
+        """Start to expire keys, first those that were due while the service was down."""
         self._expire(self._clock())
-        with contextlib.suppress(EtcdError):  # no such key: nobody was heard from before
+        with contextlib.suppress(EtcdError):  # no such key: no agent was heard from before
             self.keyspace.get(Request(method="GET", path=HEARD), self._clock())
             self._write(Request(method="DELETE", path=HEARD, recursive=True, dir=True))
         self._arm()
@@ -132,7 +132,7 @@ class KeyspaceServer:
         return Reply(204)
 
     def _publish(self, changes: Changes) -> None:
-        """Write what changed. What the journal does not take is lost: who reads it waits longer, and nothing worse."""
+        """Write the changes. A change that the journal refuses is lost: its readers wait longer, and nothing worse."""
         for key, value in changes.items():
             try:
                 if value is None:
@@ -143,14 +143,14 @@ class KeyspaceServer:
                 log.error("%s is not published: %s", key, error)
         if self._presence_timer is not None and not changes:
             return  # a heartbeat that is no news costs the same for any number of agents
-        moment = self._presence.look_at()
+        moment = self._presence.next_due()
         if moment is not None and (self._presence_timer is None or moment < self._presence_timer.when()):
             if self._presence_timer is not None:
                 self._presence_timer.cancel()
             wait = max(moment - time.monotonic(), 0.0) + 0.001
-            self._presence_timer = asyncio.get_running_loop().call_later(wait, self._look_for_the_silent)
+            self._presence_timer = asyncio.get_running_loop().call_later(wait, self._publish_silences)
 
-    def _look_for_the_silent(self) -> None:
+    def _publish_silences(self) -> None:
         self._presence_timer = None
         self._publish(self._presence.fallen_silent(time.monotonic()))
 
@@ -190,7 +190,7 @@ class KeyspaceServer:
         self.keyspace.sync(now)
 
     def _arm(self) -> None:
-        """Wake up at the next deadline; a later one than was planned for is found out then."""
+        """Set the timer to the next deadline; if that has moved later, the wake-up finds out."""
         deadline = self.keyspace.next_deadline()
         if deadline is None or (self._timer is not None and self._timer_for <= deadline):
             return
@@ -218,7 +218,7 @@ _LONE = re.compile("[\ud800-\udfff]")
 
 
 def json_line(value: object) -> bytes:
-    """A line of JSON. Bytes that were no UTF-8 are shown as U+FFFD, one for each, as Go does."""
+    """Return a line of JSON. Bytes that were no UTF-8 are shown as U+FFFD, one for each, as Go does."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False) + "\n"
     try:
         return text.encode()

@@ -16,9 +16,9 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 HISTORY = 1000
-HISTORY_BYTES = 16 << 20  # of which events with large values take their share: the oldest are forgotten sooner then
-NODE_BYTES = 400  # what a key takes in memory besides its name and its value, about
-FIRST_INDEX = 3  # where a new etcd of one member stands once it has registered itself
+HISTORY_BYTES = 16 << 20  # large values shorten the history: the oldest events are dropped sooner
+NODE_BYTES = 400  # about the memory of a key besides its name and its value
+FIRST_INDEX = 3  # the index of a new one-member etcd after it has registered itself
 SECOND = 1_000_000_000
 YEAR_2000 = 946_684_800 * SECOND
 
@@ -108,7 +108,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What happened to one key, rendered when it happened. `etcd_index` is the keyspace's index at the answer."""
+    """A change of one key, rendered when it happened. `etcd_index` is the keyspace's index at the answer."""
 
     action: Action
     key: str
@@ -120,7 +120,7 @@ class Event:
 
     @property
     def weight(self) -> int:
-        """About what it takes in memory."""
+        """About its size in memory."""
         values = (shown.get("value", "") for shown in (self.node, self.prev) if shown is not None)
         return 2 * NODE_BYTES + sum(map(text_weight, values))
 
@@ -135,7 +135,7 @@ class Event:
 
 @dataclass(slots=True, eq=False)
 class Watcher:
-    """Somebody who waits at `path`; `deliver` is called with each event, once unless `stream`."""
+    """A waiting request at `path`; `deliver` is called with each event, once unless `stream`."""
 
     path: str
     recursive: bool
@@ -170,7 +170,7 @@ class Node:
 
     @property
     def weight(self) -> int:
-        """About what it takes in memory, without its children."""
+        """About its size in memory, without its children."""
         return weight(self.path, self.value)
 
     def child_path(self, name: str) -> str:
@@ -178,33 +178,33 @@ class Node:
 
 
 def weight(path: str, value: str) -> int:
-    """About what a key takes in memory."""
+    """Return about the size of a key in memory."""
     return NODE_BYTES + text_weight(path) + text_weight(value)
 
 
 def text_weight(text: str) -> int:
-    """About what a text takes in memory: Python needs up to four bytes a letter as soon as one is not ASCII."""
+    """Return about the size of a text in memory: Python needs up to four bytes a letter as soon as one is not ASCII."""
     return len(text) * (1 if text.isascii() else 4)
 
 
 class Keyspace:
     """One etcd's worth of keys. `write`, `sync` and nothing else change it.
 
-    `keys` counts files and directories, `weight` is about the memory that they take.
+    `keys` counts files and directories, `weight` is about their size in memory.
     """
 
     def __init__(self, index: int = FIRST_INDEX) -> None:
         self.index = index
         self.raft_index = index + 1
         self._root = Node("/", None, 0, None, None)
-        self._ring: list[Event | None] = [None] * HISTORY
+        self._events: list[Event | None] = [None] * HISTORY
         self._deadlines: list[tuple[int, int, Node]] = []
         self._tickets = 0
         self._mortal = 0
         self._watchers: dict[str, dict[Watcher, None]] = {}
         self.watching = 0
         self.keys = self.weight = 0
-        self._cleared = 0  # the last event that was forgotten before its turn
+        self._cleared = 0  # the last event dropped for its size
         self._history_weight = 0
 
     # -- reading
@@ -235,7 +235,9 @@ class Keyspace:
         return watcher, past
 
     def growth(self, path: str, value: str) -> tuple[int, int]:
-        """How many keys a file at `path` with this value would add, and how much weight, directories above included."""
+        """Return how many keys and how much weight a file at `path` with this value would add, with the directories
+        above it.
+        """
         node, at = self._root, ""
         steps = path[1:].split("/")
         for number, step in enumerate(steps):
@@ -260,7 +262,7 @@ class Keyspace:
     # -- writing
 
     def write(self, request: Request, now: int) -> Event:
-        """Do a PUT, POST or DELETE; an `EtcdError` means that nothing has changed."""
+        """Apply a PUT, POST or DELETE; an `EtcdError` means that nothing has changed."""
         self.raft_index += 1
         compared = request.prev_index > 0 or request.prev_value != ""
         match request.method:
@@ -282,13 +284,13 @@ class Keyspace:
                 raise ValueError(f"{request.method} is not a write")
 
     def next_deadline(self) -> int | None:
-        """When the next key dies."""
+        """Return when the next key expires."""
         while self._deadlines and self._deadlines[0][2].ticket != self._deadlines[0][1]:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
 
     def sync(self, now: int) -> list[Event]:
-        """Remove what has expired, oldest deadline first, and tell the watchers."""
+        """Remove the expired keys, oldest deadline first, and notify the watchers."""
         self.raft_index += 1
         events = []
         while (deadline := self.next_deadline()) is not None and deadline <= now:
@@ -329,7 +331,7 @@ class Keyspace:
         value: str,
         prev: dict[str, Any] | None,
     ) -> Event:
-        """Put a new node at `path`: in place of a file if this is a set, which has looked at `prev`."""
+        """Put a new node at `path`: in place of a file if this is a set, which has read `prev`."""
         self._guard_root(path)
         parent = self._root
         *above, name = path[1:].split("/")
@@ -354,7 +356,7 @@ class Keyspace:
         if deadline is not None and deadline < YEAR_2000:
             deadline = None
         node = self._attach(Node(path, parent, index, None if request.dir else value, deadline))
-        self._enlist(node)
+        self._add_deadline(node)
         self.index = index
         refresh = request.refresh and action == "set"
         return self._publish(Event(action, path, index, _render(node, now, depth=0), prev, refresh, index))
@@ -380,9 +382,9 @@ class Keyspace:
             if not request.refresh:
                 self.weight += text_weight(request.value) - text_weight(node.value)
                 node.value = request.value
-        self._dismiss(node)
+        self._drop_deadline(node)
         node.deadline = request.deadline
-        self._enlist(node)
+        self._add_deadline(node)
         shown = {**_render(node, now, depth=0), "modifiedIndex": self.index}
         return self._publish(Event(action, node.path, self.index, shown, prev, request.refresh, self.index))
 
@@ -394,14 +396,14 @@ class Keyspace:
                 raise EtcdError(NOT_A_FILE, node.path, self.index)
             if node.children and not request.recursive:
                 raise EtcdError(DIRECTORY_NOT_EMPTY, node.path, self.index)
-        return self._bury(node, now, "delete")
+        return self._delete_node(node, now, "delete")
 
     def _compare_and_delete(self, request: Request, now: int) -> Event:
         node = self._find(request.path)
         self._compare(node, request)
-        return self._bury(node, now, "compareAndDelete")
+        return self._delete_node(node, now, "compareAndDelete")
 
-    def _bury(self, node: Node, now: int, action: Action) -> Event:
+    def _delete_node(self, node: Node, now: int, action: Action) -> Event:
         self.index += 1
         shown = _indexed(node.path, self.index, node.created, dir=node.children is not None)
         event = Event(action, node.path, self.index, shown, _render(node, now, depth=0), etcd_index=self.index)
@@ -443,20 +445,20 @@ class Keyspace:
         return node
 
     def _remove(self, node: Node, event: Event | None) -> None:
-        """Take a node and all below it out of the tree; who waited for any of them hears of `event`."""
+        """Take a node and all below it out of the tree; watchers of any of them get `event`."""
         for child in list(node.children.values()) if node.children else ():
             self._remove(child, event)
         if node.parent is not None and node.parent.children is not None:
             del node.parent.children[node.name]
             self.keys -= 1
             self.weight -= node.weight
-        self._dismiss(node)
+        self._drop_deadline(node)
         if event is not None:
-            self._tell(event, node.path, deleted=True)
+            self._notify(event, node.path, deleted=True)
 
     # -- deadlines
 
-    def _enlist(self, node: Node) -> None:
+    def _add_deadline(self, node: Node) -> None:
         if node.deadline is None:
             return
         self._tickets += 1
@@ -467,7 +469,7 @@ class Keyspace:
             self._deadlines = [entry for entry in self._deadlines if entry[2].ticket == entry[1]]
             heapq.heapify(self._deadlines)
 
-    def _dismiss(self, node: Node) -> None:
+    def _drop_deadline(self, node: Node) -> None:
         if node.ticket:
             node.ticket = 0
             self._mortal -= 1
@@ -477,27 +479,27 @@ class Keyspace:
     def _publish(self, event: Event) -> Event:
         self._remember(event)
         if not event.refresh and self._watchers:
-            self._tell(event, "/", deleted=False)
+            self._notify(event, "/", deleted=False)
             for end, letter in enumerate(event.key):
                 if letter == "/" and end:
-                    self._tell(event, event.key[:end], deleted=False)
-            self._tell(event, event.key, deleted=False)
+                    self._notify(event, event.key[:end], deleted=False)
+            self._notify(event, event.key, deleted=False)
         return event
 
     def _remember(self, event: Event) -> None:
-        before = self._ring[event.index % HISTORY]
-        self._ring[event.index % HISTORY] = event
+        before = self._events[event.index % HISTORY]
+        self._events[event.index % HISTORY] = event
         self._history_weight += event.weight - (before.weight if before is not None else 0)
         oldest = max(self._cleared + 1, event.index - HISTORY + 1)
         while self._history_weight > HISTORY_BYTES and oldest < event.index:
-            old = self._ring[oldest % HISTORY]
+            old = self._events[oldest % HISTORY]
             if old is not None:
-                self._ring[oldest % HISTORY] = None
+                self._events[oldest % HISTORY] = None
                 self._history_weight -= old.weight
             self._cleared = oldest
             oldest += 1
 
-    def _tell(self, event: Event, at: str, *, deleted: bool) -> None:
+    def _notify(self, event: Event, at: str, *, deleted: bool) -> None:
         here = self._watchers.get(at)
         if here is None:
             return
@@ -513,20 +515,20 @@ class Keyspace:
             raise EtcdError(EVENT_INDEX_CLEARED, cause, self.index)
         below = path if path == "/" else path + "/"
         for index in range(since, self.index + 1):
-            event = self._ring[index % HISTORY]
+            event = self._events[index % HISTORY]
             if event is None or event.refresh:
                 continue
             if event.key == path or (recursive and event.key.startswith(below)):
                 return event
-            buried = event.action in ("delete", "expire") and event.prev is not None and event.prev.get("dir", False)
-            if buried and path.startswith(event.key):
+            removed = event.action in ("delete", "expire") and event.prev is not None and event.prev.get("dir", False)
+            if removed and path.startswith(event.key):
                 return event
         return None
 
     # -- snapshots
 
     def dump(self) -> dict[str, Any]:
-        """Everything but the watchers, as JSON values."""
+        """Return everything but the watchers, as JSON values."""
         past = range(max(self.index - HISTORY + 1, 0), self.index + 1)
         return {
             "index": self.index,
@@ -539,7 +541,7 @@ class Keyspace:
             ],
             "history": [
                 [e.action, e.key, e.index, e.node, e.prev, e.refresh]
-                for e in (self._ring[i % HISTORY] for i in past)
+                for e in (self._events[i % HISTORY] for i in past)
                 if e is not None
             ],
         }
@@ -576,7 +578,7 @@ def _indexed(path: str, modified: int, created: int, *, dir: bool) -> dict[str, 
 
 
 def _render(node: Node, now: int, *, depth: int, ordered: bool = False) -> dict[str, Any]:
-    """A node as etcd shows it: alone (`depth` 0), with its children (1), with all below it (2)."""
+    """Return a node as etcd shows it: alone (`depth` 0), with its children (1), with all below it (2)."""
     shown: dict[str, Any] = {} if node.parent is None else {"key": node.path}
     if node.children is None:
         shown["value"] = node.value
@@ -601,14 +603,14 @@ def _render(node: Node, now: int, *, depth: int, ordered: bool = False) -> dict[
 
 
 def _hidden(watched: str, key: str) -> bool:
-    """Whether something below `watched` on the way to `key` starts with an underscore."""
+    """Whether a name below `watched` on the way to `key` starts with an underscore."""
     if len(watched) > len(key):
         return False
     return "/_" in "/" + key[len(watched) :].lstrip("/")
 
 
 def rfc3339(moment: int) -> str:
-    """A moment as Go writes it: UTC, nanoseconds, no trailing zeros."""
+    """Format a moment as Go does: UTC, nanoseconds, no trailing zeros."""
     seconds, nanos = divmod(moment, SECOND)
     fraction = f".{nanos:09d}".rstrip("0") if nanos else ""
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}{fraction}Z"

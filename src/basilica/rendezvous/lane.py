@@ -1,9 +1,9 @@
-"""What the connections of one keyspace share, so that they take no more than their part of the process.
+"""The share of one keyspace's connections in the process.
 
 All keyspaces of a service run on one event loop. A lane answers the requests of its own connections for `SLICE_S` in
-each turn of the loop; what is left waits in the lane's line for the next turn, unread beyond what came already, and the
-other lanes have theirs in between. The bytes that wait, to be answered or to be sent, are bounded for all connections
-together.
+each turn of the loop; the rest waits in the lane's queue for the next turn, unread beyond the bytes that came already,
+and the other lanes have theirs in between. The bytes that wait, to be answered or to be sent, are bounded for all
+connections together.
 """
 
 import asyncio
@@ -15,17 +15,17 @@ from typing import Protocol
 from basilica.rendezvous.keyspace import EtcdError
 
 SLICE_S = 0.005
-REFUSED_AT_ONCE = 64  # connections that are being told why they are refused
+REFUSED_AT_ONCE = 64  # connections to which a refusal is being sent
 
 
 class Served(Protocol):
-    """A connection as its lane sees it."""
+    """The lane's view of a connection."""
 
     def answer_next(self) -> bool:
-        """Answer a request that has come whole; False if there is none, or it cannot be answered yet."""
+        """Answer a request that is complete; False if there is none, or it cannot be answered yet."""
 
     def hold_back(self, hold: bool) -> None:
-        """Read no more until further notice."""
+        """Pause or resume reading."""
 
     def unsent(self) -> int: ...
 
@@ -36,12 +36,12 @@ Admission = Callable[[asyncio.BaseTransport, int], EtcdError | None]
 
 
 class Lane:
-    """`refusal` says why a connection is not taken, given how many there are; None if it is."""
+    """`refusal` returns why a connection is refused, given how many there are; None if it is accepted."""
 
     def __init__(self, *, buffered_max: int, body_max: int, refusal: Admission = lambda _, __: None) -> None:
         self.connections: set[Served] = set()
         self.refused: set[Served] = set()
-        self.clogged: set[Served] = set()  # those whose readers are behind
+        self.clogged: set[Served] = set()  # connections whose peers read too slowly
         self.body_max = body_max
         self.buffered = 0
         self._buffered_max = buffered_max
@@ -59,12 +59,12 @@ class Lane:
             group.discard(connection)
 
     def has_room(self, more: int = 0) -> bool:
-        """Whether so many more bytes may wait to be answered or to be sent."""
+        """Whether `more` bytes may wait to be answered or to be sent."""
         unsent = sum(connection.unsent() for connection in self.clogged)
         return self.buffered + unsent + more <= self._buffered_max
 
     def serve(self, connection: Served) -> None:
-        """Answer what has come on the connection, now or when it is its turn."""
+        """Answer the requests of the connection, now or in its turn."""
         if connection in self._in_line:
             return
         if self._line or self._spent >= SLICE_S or self._answer(connection):
@@ -72,7 +72,7 @@ class Lane:
         self._plan_turn()
 
     def _answer(self, connection: Served) -> bool:
-        """Answer until nothing is left or the slice is spent; whether something may be left."""
+        """Answer until nothing is left or the slice is spent; return whether requests may be left."""
         began = time.perf_counter()
         while more := connection.answer_next():
             if self._spent + time.perf_counter() - began >= SLICE_S:

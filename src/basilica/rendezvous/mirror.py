@@ -1,4 +1,4 @@
-"""A copy of part of a keyspace that follows it: looking costs nothing, and a change is told within milliseconds."""
+"""A copy of part of a keyspace that follows it: reads cost nothing, and a change arrives within milliseconds."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,10 +12,10 @@ _REMOVALS = ("delete", "expire", "compareAndDelete")
 
 
 class KeysMirror:
-    """The values below `root`, by key. `changed` is called with the keys that changed, None for all of them.
+    """The values below `root`, by key. `changed` is called with the key that changed, None for all of them.
 
     `fresh` is true while the copy follows; before `known` nothing has been read yet. A keyspace that was lost and begun
-    anew is read anew, and what it forgot is forgotten here.
+    anew is read anew, and keys that it lost are dropped here.
     """
 
     def __init__(self, endpoint: str, root: str, changed: Callable[[str | None], None]) -> None:
@@ -24,7 +24,7 @@ class KeysMirror:
         self.known = self.fresh = False
 
     async def run(self) -> None:
-        """Until cancelled; a keyspace that does not answer is asked again."""
+        """Follow until cancelled; a keyspace that does not answer is polled."""
         keys, pause = KeysClient(self._endpoint), AGAIN_FIRST_S
         try:
             while True:
@@ -41,7 +41,7 @@ class KeysMirror:
             await keys.close()
 
     async def _follow(self, keys: KeysClient) -> None:
-        """Read everything, then follow; returns when the history does not go back far enough."""
+        """Read everything, then follow; return when the history does not go back far enough."""
         found = await keys.get(self._root, recursive=True)
         if not (found.ok or found.status == 404) or found.index == 0:
             raise NoAnswer(f"{found.status} {found.body}")
@@ -53,11 +53,11 @@ class KeysMirror:
             index = event.node.get("modifiedIndex", 0)
             if event.body.get("errorCode") in (WATCHER_CLEARED, EVENT_INDEX_CLEARED):
                 return
-            if not event.ok or not isinstance(index, int):  # to ask again at once is of no use
+            if not event.ok or not isinstance(index, int):  # an immediate retry is of no use
                 raise NoAnswer(f"{event.status} {event.body}")
-            self._take_in(event)
+            self._apply(event)
 
-    def _take_in(self, event: Answer) -> None:
+    def _apply(self, event: Answer) -> None:
         key = str(event.node.get("key", ""))
         if event.body.get("action") in _REMOVALS:
             for gone in [name for name in self.values if name == key or name.startswith(f"{key}/")]:

@@ -1,17 +1,17 @@
-"""The names of all that we keep in a run's keyspace; beside it is only what torch and the user's program keep there.
+"""The names of our keys in a run's keyspace; all other keys there belong to torch and the user's program.
 
 `basilica.mesh` repeats two of them, since it is copied alone into other people's images.
 """
 
 ROOT = "/basilica"
 WORLD = f"{ROOT}/world"  # {"target": N}: how many ranks take part
-MESH_READY = f"{ROOT}/mesh-ready"  # a key for each host that may go
-MESH_DEGRADED = f"{ROOT}/mesh-degraded"  # a key for each that may go without reaching all others
-HOSTS = f"{ROOT}/hosts"  # where each host answers the others
+MESH_READY = f"{ROOT}/mesh-ready"  # a key for each host that may begin
+MESH_DEGRADED = f"{ROOT}/mesh-degraded"  # a key for each host that may begin without reaching all others
+HOSTS = f"{ROOT}/hosts"  # the address at which each host answers the others
 PAIRS = f"{ROOT}/pairs"  # which others each host reaches
 ORDERS = f"{ROOT}/ranks"  # which attempt of a rank is to run, where the control plane is far away
-ATTEMPTS = f"{ROOT}/attempts"  # what became of each
+ATTEMPTS = f"{ROOT}/attempts"  # the record of each attempt
 RESULTS = f"{ROOT}/results"
 REPORTS = f"{ROOT}/reports"
-SERIES = f"{ROOT}-series"  # what each rank reported over time; apart, since whoever follows the rest has no use for it
+SERIES = f"{ROOT}-series"  # each rank's reports over time; apart, since mirrors of `ROOT` do not need them
 HEARD = f"{ROOT}/heard"  # which agents the rendezvous hears from, where they send heartbeats

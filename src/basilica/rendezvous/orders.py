@@ -1,4 +1,4 @@
-"""How a control plane far away has ranks run: orders and records in the run's keyspace. Pure.
+"""Orders and records in the run's keyspace, by which a remote control plane runs ranks. Pure.
 
     /basilica/ranks/<rank>               the order for the rank: which attempt to run, or to end
     /basilica/attempts/<rank>/<attempt>  the record of an attempt; to create it is to claim the attempt
@@ -6,7 +6,7 @@
     /basilica/reports/<rank>             the last that it reported
 
 An attempt is claimed once: by the process that runs it, or by the control plane for nobody, so that one that is stopped
-before it started never will. What is not understood is nothing, as if the key were not there.
+before it started never will. A value that is not understood counts as a missing key.
 """
 
 import json
@@ -72,7 +72,7 @@ def load_record(text: str) -> AttemptRecord | None:
 
 
 def orders_in(values: Mapping[str, str]) -> dict[int, Order]:
-    """The orders among the keys, by rank."""
+    """Return the orders among the keys, by rank."""
     found: dict[int, Order] = {}
     for key, value in values.items():
         if key.startswith(f"{ORDERS}/"):
@@ -83,7 +83,7 @@ def orders_in(values: Mapping[str, str]) -> dict[int, Order]:
 
 
 def records_in(values: Mapping[str, str]) -> dict[tuple[int, int], AttemptRecord]:
-    """The records among the keys, by rank and attempt."""
+    """Return the records among the keys, by rank and attempt."""
     found: dict[tuple[int, int], AttemptRecord] = {}
     for key, value in values.items():
         rank, _, attempt = key.removeprefix(f"{ATTEMPTS}/").partition("/")
@@ -112,7 +112,7 @@ def _loaded(text: str, kind: type[Any]) -> dict[str, Any] | None:
 
 
 def _known(found: Any, kind: type[Any]) -> dict[str, Any] | None:
-    """What a newer version says beyond what we know is left out."""
+    """Return the fields that this version knows; those of a newer one are dropped."""
     names = {field.name for field in fields(kind)}
     return {key: value for key, value in found.items() if key in names} if isinstance(found, dict) else None
 

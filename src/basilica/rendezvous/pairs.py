@@ -1,4 +1,4 @@
-"""What the hosts of a run tell of each other (see `basilica.rank.reachability`), followed in the run's rendezvous."""
+"""The mirror of the hosts' reachability reports (see `basilica.rank.reachability`) in the run's rendezvous."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -9,10 +9,10 @@ from basilica.rendezvous.names import PAIRS
 
 
 class PairReports:
-    """The reports of one run. `changed` is called after each that is new."""
+    """The reports of one run. `changed` is called after each new one."""
 
     def __init__(self, endpoint: str, changed: Callable[[], None]) -> None:
-        self._mirror = KeysMirror(endpoint, PAIRS, self._take_in)
+        self._mirror = KeysMirror(endpoint, PAIRS, self._apply)
         self._changed = changed
         self._reports: dict[str, Mapping[str, str]] = {}
         self._failing: dict[tuple[str, ...], tuple[Pair, ...]] = {}
@@ -26,7 +26,7 @@ class PairReports:
             self._failing = {hosts: failing_pairs(hosts, self._reports)}
         return self._failing[hosts]
 
-    def _take_in(self, key: str | None) -> None:
+    def _apply(self, key: str | None) -> None:
         values = self._mirror.values
         if key not in values:  # all of them, or one is gone
             self._reports.clear()

@@ -1,8 +1,8 @@
-"""Whose process is at the other end of a connection from this machine.
+"""The user of the process at the other end of a connection from this machine.
 
 The kernel knows the user that made a socket. It is asked for the one socket whose two addresses are those of the
 connection (`sock_diag(7)`), which costs the same however many sockets there are; where that is not built in, the tables
-in /proc are read. A socket that its process has closed already belongs to nobody, although the kernel then says 0.
+in /proc are read. A socket that its process has closed already belongs to nobody, although the kernel then answers 0.
 """
 
 import contextlib
@@ -24,11 +24,11 @@ ANSWER_WITHIN_S = 1.0
 
 Address = tuple[str, int]
 
-_kernel_answers = False  # it has found a connection before: one that it does not find is none
+_kernel_answers = False  # it has found a connection before, so that "not found" can be trusted
 
 
 class UnknownPeer(Exception):
-    """The user of a connection cannot be found out."""
+    """The user of a connection cannot be determined."""
 
 
 def is_loopback(host: str) -> bool:
@@ -39,7 +39,9 @@ def is_loopback(host: str) -> bool:
 
 
 def uid_of(connection: socket.socket) -> int:
-    """The user whose process made the other end of a connection over loopback; `UnknownPeer` if nobody knows."""
+    """Return the user whose process made the other end of a connection over loopback; `UnknownPeer` if that is not
+    known.
+    """
     try:
         theirs, ours = connection.getpeername()[:2], connection.getsockname()[:2]
     except OSError as error:
@@ -86,7 +88,7 @@ def _read_tables(family: int, theirs: Address, ours: Address) -> int:
 
 
 def _as_listed(family: int, address: Address) -> str:
-    """An address as the tables have it: words of the machine's own byte order, in hexadecimal digits."""
+    """Format an address as the tables do: words of the machine's own byte order, in hexadecimal digits."""
     packed = socket.inet_pton(family, address[0])
     words = struct.unpack(f"={len(packed) // 4}I", packed)
     return "".join(f"{word:08X}" for word in words) + f":{address[1]:04X}"

@@ -1,13 +1,13 @@
 """The agents that a rendezvous hears from: heartbeats are kept in memory, and only changes become keys. Pure.
 
 A heartbeat costs one small request, without a journal entry, an index or a watcher: keys with a lifetime would write
-all three for each, and push what others wait for out of the history. The rendezvous publishes
+all three for each, and push the events of other waiters out of the history. The rendezvous publishes
 
     /basilica/heard/<agent>   {"gap": 12.0}     heard from; before its first heartbeat here it had no answer for so long
                               {"silent": 15.2}  nothing has been heard for so long when this was published
 
 and nothing while nothing changes. An agent is named by its pod: a rank that is replaced has two for a while. The key of
-one that stays silent is removed after an hour. A rendezvous that starts begins without such keys: it has heard nobody.
+one that stays silent is removed after an hour. A rendezvous that starts begins without such keys: no agent was heard.
 """
 
 import json
@@ -39,13 +39,13 @@ class _Agent:
 
 
 class Presence:
-    """Who was heard from when, by the monotonic clock of this process."""
+    """The last heartbeat of each agent, by the monotonic clock of this process."""
 
     def __init__(self) -> None:
         self._agents: dict[str, _Agent] = {}
 
     def heard(self, name: str, every: float, gap: float | None, now: float) -> Changes:
-        """Take in a heartbeat; what is to be published for it. `every`: when the next one is due."""
+        """Record a heartbeat; return the changes to publish for it. `every`: when the next one is due."""
         every = min(max(every, EVERY_MIN_S), EVERY_MAX_S)
         known = self._agents.get(name)
         if known is not None and not known.silent:
@@ -57,7 +57,7 @@ class Presence:
         return {f"{HEARD}/{name}": json.dumps({"gap": gap})}
 
     def fallen_silent(self, now: float) -> Changes:
-        """What is to be published because nothing came."""
+        """Return the changes to publish for missed heartbeats."""
         found: Changes = {}
         for name, agent in list(self._agents.items()):
             if now < agent.due:
@@ -70,8 +70,8 @@ class Presence:
                 found[f"{HEARD}/{name}"] = json.dumps({"silent": round(now - agent.at, 3)})
         return found
 
-    def look_at(self) -> float | None:
-        """When there is something to publish, if nothing comes until then."""
+    def next_due(self) -> float | None:
+        """Return when `fallen_silent` has the next change, if no heartbeat comes until then."""
         return min((agent.due for agent in self._agents.values()), default=None)
 
 
@@ -84,7 +84,7 @@ class Heard:
 
 
 def load_heard(text: str) -> Heard | None:
-    """What is not understood is nothing: ranks can write these keys as well."""
+    """Parse an entry; None for any other text: ranks can write these keys as well."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

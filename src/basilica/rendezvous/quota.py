@@ -1,16 +1,18 @@
-"""How much of the process that many keyspaces share one of them may take. Pure."""
+"""The quota of one keyspace in the process that many of them share. Pure."""
 
 from dataclasses import dataclass
 
 from basilica.rendezvous.keyspace import Keyspace, Request
 from basilica.rendezvous.names import ROOT
 
-RESERVE = 4  # our own keys may take a quarter more than all others: a run that is full can still be told something
+RESERVE = 4  # our own keys may take a quarter more than all others: a full keyspace still takes orders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """`weight` is the memory of all keys and values, about; `buffered` what came and is not answered, or not sent."""
+    """`weight` is about the memory of all keys and values; `buffered` the bytes that came and are not answered, or not
+    sent.
+    """
 
     keys: int = 65_536
     weight: int = 256 << 20
@@ -21,7 +23,7 @@ class Quota:
 
     @property
     def body_bytes(self) -> int:
-        """The longest body that can hold a value: a form has three bytes for each that it escapes."""
+        """The longest body that can hold a value: a form has three bytes for each byte that it escapes."""
         return 3 * self.value_bytes + (64 << 10)
 
 
@@ -30,7 +32,7 @@ SHARED_WEIGHT = 64 << 20  # for each of many
 
 
 def why_not_write(quota: Quota, keyspace: Keyspace, request: Request) -> str | None:
-    """Why the keyspace cannot take the write, in words for whoever reads the error; None if it can."""
+    """Return why the keyspace cannot take the write, as the text of the error; None if it can."""
     if request.method == "DELETE":
         return None
     size = len(request.value.encode(errors="surrogateescape"))

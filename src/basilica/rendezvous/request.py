@@ -1,4 +1,4 @@
-"""From the pieces of an HTTP request to a `Request`, with the checks, and in the order, of etcd 3.4."""
+"""Parser from the pieces of an HTTP request to a `Request`, with the checks, and in the order, of etcd 3.4."""
 
 import binascii
 import re
@@ -28,7 +28,9 @@ _BROKEN_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 
 
 def unescape(raw: bytes, *, plus: bool) -> str:
-    """Decode `%41` (and `+` in a query); bytes that are no UTF-8 are kept apart. A broken escape is a `ValueError`."""
+    """Decode `%41` (and `+` in a query); bytes that are no UTF-8 become surrogates. A broken escape is a
+    `ValueError`.
+    """
     if plus:
         raw = raw.replace(b"+", b" ")
     if b"%" in raw:
@@ -42,7 +44,7 @@ def unescape(raw: bytes, *, plus: bool) -> str:
 
 
 def parse_form(query: bytes, body: bytes) -> dict[str, list[str]]:
-    """Body and query parameters in one form; the body's stand first, and the first of a name is what counts."""
+    """Return body and query parameters in one form; the body's come first, and the first of a name counts."""
     form: dict[str, list[str]] = {}
     for part in (*body.split(b"&"), *query.split(b"&")):
         if not part:
@@ -58,7 +60,7 @@ def parse_form(query: bytes, body: bytes) -> dict[str, list[str]]:
 
 
 def parse_request(method: str, path: str, form: Form, now: int) -> Request:
-    """A request for the key `path` (clean, absolute), or the `EtcdError` that etcd answers with."""
+    """Return a request for the key `path` (clean, absolute), or raise the `EtcdError` that etcd answers with."""
     if path.count("/") > DEEPEST:
         raise EtcdError(INVALID_FORM, f"the key has more than {DEEPEST} parts")
     prev_index = _uint(form, "prevIndex", INDEX_NAN)

@@ -1,4 +1,4 @@
-"""Asking a keyspace that may not answer, again and again."""
+"""Retries of requests to a keyspace that may not answer."""
 
 import asyncio
 import contextlib
@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from basilica.rendezvous.client import KeysClient
 
 AGAIN_FIRST_S, AGAIN_MAX_S = 0.05, 1.0
-GROWTH = 1.25  # who waits for something that takes its time notices it a fifth of that time late
+GROWTH = 1.25  # a slow event is noticed late by a fifth of its duration at most
 
 
 def next_pause(pause: float) -> float:
@@ -15,13 +15,13 @@ def next_pause(pause: float) -> float:
 
 
 class Try:
-    """One try of several. `at_once`: it went well, and the next is not to wait."""
+    """One try of several. `at_once`: it succeeded, and the next is not to wait."""
 
     at_once = False
 
 
 async def tries() -> AsyncIterator[Try]:
-    """For ever, with growing pauses; after one that says so, at once."""
+    """Yield tries for ever, with growing pauses; after one with `at_once`, without a pause."""
     pause = AGAIN_FIRST_S
     while True:
         again = Try()

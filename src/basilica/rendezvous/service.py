@@ -1,16 +1,16 @@
 """The rendezvous service: one process, many keyspaces, a port for each.
 
-It stands beside the control plane and outlives it. What is open, on which port and with which keys is in the data
+It runs beside the control plane and outlives it. The open keyspaces, their ports and their keys are in the data
 folder: a service that was killed comes back with all of it.
 
     DATA/lock                        held while a service runs, with its pid
     DATA/control.sock                open, close and list keyspaces, and hold the service (HTTP)
     DATA/keyspaces/NAME/about        name and port
     DATA/keyspaces/NAME/snapshot, journal
-    DATA/damaged/NAME                what was found of a keyspace that could not be read
+    DATA/damaged/NAME                the files of a keyspace that could not be read
 
-One keyspace's damage is its own: what cannot be read is set aside, the keyspace begins anew on its port, and the loss
-is its `fault` until somebody has acknowledged it. One keyspace's load is its own as well: see `quota` and `lane`.
+One keyspace's damage is its own: unreadable files are set aside, the keyspace begins anew on its port, and the loss
+is its `fault` until it is acknowledged. One keyspace's load is its own as well: see `quota` and `lane`.
 """
 
 import asyncio
@@ -51,9 +51,9 @@ from basilica.rendezvous.standby import Standby
 
 log = logging.getLogger(__name__)
 
-PORTS = range(20000, 29000)  # below the kernel's own choice, so that nobody takes one while the service is away
+PORTS = range(20000, 29000)  # below the kernel's ephemeral ports, so that none is taken while the service is away
 BIND_AGAIN_S = 0.2
-LET_GO_WITHIN_S = 1.0
+RELEASED_WITHIN_S = 1.0
 LOCKED_WITHIN_S = 1.0
 CONTROL = "control"
 ABOUT_BYTES_MAX = 4096
@@ -62,7 +62,7 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 
 
 class RendezvousError(Exception):
-    """An order to the service that it cannot follow."""
+    """A refusal of a request to the service."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(status, why)
@@ -74,7 +74,7 @@ class RendezvousError(Exception):
 
 @dataclass(slots=True)
 class Hosted:
-    """An open keyspace: `listener` is None while its port cannot be had. `fault`: what became of its keys."""
+    """An open keyspace: `listener` is None while its port is taken. `fault`: how its keys were lost."""
 
     name: str
     port: int
@@ -110,14 +110,14 @@ class Service:
         self.data_dir, self.host = data_dir, host
         self._standby = standby
         self._quota, self._users = quota, None if users is None else set(users)
-        self._lost: dict[str, str] = {}  # what became of the keys of keyspaces that are not open, by name
+        self._lost: dict[str, str] = {}  # the faults of keyspaces that are not open, by name
         self.unused = asyncio.Event()
         self._linger, self._is_used = linger, is_used
         self._leaving: asyncio.TimerHandle | None = None
         self._holders = 0
         self._written = asyncio.Event()
-        self._let_go_of = asyncio.Event()
-        self._let_go_of.set()
+        self._unheld = asyncio.Event()
+        self._unheld.set()
         self._folder = data_dir / "keyspaces"
         self._hosted: dict[str, Hosted] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -130,7 +130,7 @@ class Service:
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = self._open_lock()
         until = time.monotonic() + LOCKED_WITHIN_S
-        while not _locked(self._lock):  # by one that is just leaving, perhaps
+        while not _locked(self._lock):  # perhaps by a service that is just leaving
             if time.monotonic() > until:
                 os.close(self._lock)
                 raise RendezvousError(409, f"a rendezvous service runs in {self.data_dir} already")
@@ -168,7 +168,7 @@ class Service:
             os.close(self._lock)
 
     async def open(self, name: str, port: int | None = None) -> int:
-        """The port of the keyspace `name`, which is made if it is not there; on disk when this returns."""
+        """Return the port of the keyspace `name`, which is created if need be; on disk when this returns."""
         async with self._changing:
             hosted = self._hosted.get(name)
             if hosted is not None:
@@ -180,7 +180,7 @@ class Service:
             folder = self._folder / name
             listening = self._bind(name, port)
             try:
-                self._shelve(folder, "it was in the way")  # if something came there while we ran
+                self._shelve(folder, "it was in the way")  # if another process put an entry there while we ran
                 hosted = self._made(name, listening.getsockname()[1])
             except BaseException:
                 listening.close()
@@ -191,7 +191,7 @@ class Service:
             return hosted.port
 
     def _made(self, name: str, port: int) -> Hosted:
-        """A keyspace without keys, on disk."""
+        """Create a keyspace without keys, on disk."""
         folder = self._folder / name
         folder.mkdir(mode=0o700)
         hosted = self._hosting(name, port)
@@ -211,17 +211,17 @@ class Service:
         await self._listen(hosted, listening)
 
     async def close(self, name: str) -> bool:
-        """End a keyspace, its waits and its files; False if there is none."""
+        """Delete a keyspace with its waits and its files; False if there is none."""
         async with self._changing:
             hosted = self._hosted.pop(name, None)
             if hosted is None:
                 return False
             if self._standby is not None and hosted.listening is not None:
-                self._standby.let_go(str(hosted.port), hosted.listening)
+                self._standby.release(str(hosted.port), hosted.listening)
             self._silence(hosted)
             gone = self._folder / f".{hosted.folder.name}"
             discard(gone)
-            with contextlib.suppress(FileNotFoundError):  # somebody was quicker
+            with contextlib.suppress(FileNotFoundError):  # already removed by another process
                 hosted.folder.rename(gone)
             sync_folder(self._folder)
             discard(gone)
@@ -238,7 +238,7 @@ class Service:
             self._users.add(uid)
 
     def acknowledge(self, name: str) -> bool:
-        """Forget what became of the keyspace's keys: whoever should know it does. False if there is no keyspace."""
+        """Clear the keyspace's fault, which has reached those who should know of it. False if there is no keyspace."""
         hosted = self._hosted.get(name)
         if hosted is not None:
             hosted.fault = None
@@ -259,13 +259,13 @@ class Service:
                 raise ValueError(f"{folder / 'about'} names port {found}, which is another's")
             port = found
             hosted = self._hosting(name, port)
-        except Exception as error:  # whatever it is, the other keyspaces have nothing to do with it
+        except Exception as error:  # of any kind: it must not affect the other keyspaces
             if is_shortage(error):
                 raise
             try:
                 self._shelve(folder, str(error) or type(error).__name__)
                 if port is None:
-                    return  # whoever knows its port opens it again
+                    return  # a client that knows its port opens it again
                 hosted = self._made(name, port)
             except OSError:
                 log.exception("keyspace %s cannot be read, and cannot be begun anew", name)
@@ -294,7 +294,7 @@ class Service:
                 return
 
     def _bind(self, name: str, port: int | None) -> socket.socket:
-        # Services of one machine begin at different ports: one must not take what another has only just let go.
+        # Services of one machine begin at different ports: one must not take a port that another has just released.
         start = zlib.crc32(f"{self.data_dir}/{name}".encode(errors="surrogatepass")) % len(PORTS)
         taken = {hosted.port for hosted in self._hosted.values() if hosted.name != name}
         wished = [port] if port is not None else [p for p in (*PORTS[start:], *PORTS[:start]) if p not in taken]
@@ -349,7 +349,7 @@ class Service:
         hosted.server.stop()
 
     def _refusal(self, transport: asyncio.BaseTransport, connections: int) -> EtcdError | None:
-        """Why a connection to a keyspace is not served."""
+        """Return why a connection to a keyspace is not served."""
         if connections >= self._quota.connections:
             return EtcdError(OVER_QUOTA, f"{connections} connections to this keyspace are open, and no more may be")
         if self._users is None:
@@ -364,7 +364,7 @@ class Service:
         return EtcdError(UNAUTHORIZED, f"this rendezvous answers processes of the users {shown}; this one is of {uid}")
 
     async def _keep_on_disk(self) -> None:
-        """Sync what was written, many writes at a time, and shorten long journals."""
+        """Sync the journals, many writes at a time, and compact long ones."""
         while True:
             await self._written.wait()
             await asyncio.sleep(FSYNC_EVERY_S)
@@ -394,15 +394,15 @@ class Service:
 
     def _hold(self) -> LongReply:
         self._holders += 1
-        self._let_go_of.clear()
+        self._unheld.clear()
         if self._leaving is not None:
             self._leaving.cancel()
-        return LongReply((JSON,), self._let_go)
+        return LongReply((JSON,), self._release)
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._holders -= 1
         if not self._holders:
-            self._let_go_of.set()
+            self._unheld.set()
         self._leave_if_unused()
 
     def _leave_if_unused(self) -> None:
@@ -412,7 +412,7 @@ class Service:
             self._leaving = asyncio.get_running_loop().call_later(self._linger, self._leave)
 
     def _leave(self) -> None:
-        """Nothing is lost by leaving: the next service comes back with all that is open."""
+        """Leave if unused. Nothing is lost by leaving: the next service comes back with all keyspaces."""
         if self._holders or self._linger is None:
             return
         if self._changing.locked() or any(self._is_used(name) for name in self._hosted):
@@ -442,10 +442,10 @@ class Service:
                 return text_error(404, "404 page not found")
 
     async def _control_leave(self) -> Reply:
-        """Leave now if nobody needs us, without an answer; else say that we stay."""
+        """Leave now if unused, without an answer; else answer that the service stays."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LET_GO_WITHIN_S):
-                await self._let_go_of.wait()  # whoever asks has just let go
+            async with asyncio.timeout(RELEASED_WITHIN_S):
+                await self._unheld.wait()  # the client that asks has just released its hold
         self._leave()
         if self.unused.is_set():
             await asyncio.Event().wait()
@@ -481,7 +481,9 @@ def _locked(fd: int) -> bool:
 
 @contextlib.contextmanager
 def control_path(data_dir: Path) -> Iterator[str]:
-    """A path of the control socket that is short enough for the kernel (107 bytes) however deep the folder lies."""
+    """Yield a path of the control socket that is short enough for the kernel (107 bytes) however deep the folder
+    lies.
+    """
     if sys.platform != "linux":
         yield str(data_dir / "control.sock")
         return
@@ -500,7 +502,7 @@ def _kind(path: Path) -> int:
 
 
 def _port_of(folder: Path) -> int:
-    """The port of an earlier service's keyspace; an exception of any kind if it is not there to be read."""
+    """Return the port of an earlier service's keyspace; raise an exception of any kind if it cannot be read."""
     about = json.loads(read_regular(folder / "about", ABOUT_BYTES_MAX))
     name, port = about["name"], about["port"]
     if name != folder.name or not isinstance(port, int) or not 0 < port < 1 << 16:

@@ -1,6 +1,6 @@
-"""A parent that holds the sockets of a service and forks it again when it is killed.
+"""The parent process that holds the sockets of a service and forks it again when it is killed.
 
-What connects while the service is away waits in the kernel's queue instead of being refused: a client such as
+A client that connects while the service is away waits in the kernel's queue instead of being refused: a client such as
 python-etcd, and torchrun with it, takes a refusal for the end. The parent does nothing else, so that there is little
 that could end it. If it ends all the same, the service goes on, and is like any other that is started by hand.
 """
@@ -20,52 +20,54 @@ MESSAGE_BYTES = 256
 
 
 class Word(StrEnum):
-    """What a service says of itself. Whatever else it says is the name of a socket."""
+    """The messages of a service to its parent. Any other message is the name of a socket."""
 
     UP = "up"
     DONE = "done"
 
 
 class Standby:
-    """The service's side: sockets by name, which the next service finds again should this one be killed."""
+    """The service's side: sockets by name, which the next service inherits should this one be killed."""
 
     def __init__(self, inherited: dict[str, socket.socket], parent: socket.socket) -> None:
         self._inherited, self._parent = inherited, parent
 
     def take(self, name: str) -> socket.socket | None:
-        """What an earlier service held under this name, listening."""
+        """Return the socket that an earlier service held under this name, listening."""
         found = self._inherited.pop(name, None)
         if found is not None:
             found.listen(1024)
         return found
 
     def hold(self, name: str, listening: socket.socket) -> None:
-        self._tell(name, listening)
+        self._send(name, listening)
 
-    def let_go(self, name: str, listening: socket.socket) -> None:
-        """Stop listening, at once and for the parent too, and forget it."""
-        _deafen(listening)
-        self._tell(name)
+    def release(self, name: str, listening: socket.socket) -> None:
+        """Stop listening, at once and for the parent too, and drop the socket."""
+        _stop_listening(listening)
+        self._send(name)
 
     def up(self) -> None:
-        """Say that the service serves. What nobody has taken is refused from now on."""
+        """Report that the service serves. Connections to sockets that it has not taken are refused from now on."""
         for left in self._inherited.values():
-            _deafen(left)
-        self._tell(Word.UP)
+            _stop_listening(left)
+        self._send(Word.UP)
 
     def done(self) -> None:
-        """Say that the service ends because it should, and wait until the parent has gone before."""
-        self._tell(Word.DONE)
+        """Report that the service ends on purpose, and wait until the parent has ended."""
+        self._send(Word.DONE)
         with contextlib.suppress(OSError):
             self._parent.recv(1)
 
-    def _tell(self, what: str, *sockets: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # the parent is gone: nobody is told, and nobody holds anything
+    def _send(self, what: str, *sockets: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # the parent is gone, and its sockets with it
             socket.send_fds(self._parent, [what.encode()], [each.fileno() for each in sockets])
 
 
 def served(serve: Callable[[Standby], int]) -> int:
-    """Fork `serve`, and again whenever one is killed after the first was up; the exit code of the one that ended."""
+    """Fork `serve`, and again whenever one is killed after the first was up; return the exit code of the one that
+    ended.
+    """
     held: dict[str, socket.socket] = {}
     was_up = False
     while True:
@@ -81,7 +83,7 @@ def served(serve: Callable[[Standby], int]) -> int:
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if code >= 0 or not was_up:
             return exit_code_of(code)
-        _say_nothing_more()
+        _silence_stdout()
         time.sleep(max(0.0, began + AGAIN_EVERY_S - time.monotonic()))
 
 
@@ -94,7 +96,7 @@ def _code_of(serve: Callable[[Standby], int], standby: Standby) -> int:
 
 
 def _hold_for(service: socket.socket, held: dict[str, socket.socket]) -> bool:
-    """Hold what the service says until it is gone; whether it was up. Returns never if the service is done."""
+    """Hold the service's sockets until it is gone; return whether it was up. Never returns if the service is done."""
     was_up = False
     while True:
         message, descriptors, _, _ = socket.recv_fds(service, MESSAGE_BYTES, 1)
@@ -112,13 +114,13 @@ def _hold_for(service: socket.socket, held: dict[str, socket.socket]) -> bool:
                     held[name] = socket.socket(fileno=descriptors[0])
 
 
-def _deafen(listening: socket.socket) -> None:
+def _stop_listening(listening: socket.socket) -> None:
     with contextlib.suppress(OSError):
         listening.shutdown(socket.SHUT_RDWR)
 
 
-def _say_nothing_more() -> None:
-    """Whoever started us has heard that the service is up, and has stopped listening."""
+def _silence_stdout() -> None:
+    """Redirect stdout to /dev/null: our parent has read that the service is up, and has closed its end."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)
     os.close(nothing)

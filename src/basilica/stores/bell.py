@@ -1,4 +1,4 @@
-"""Wake-ups inside one process: rung after a commit, so that nobody has to look at the file to learn of a change."""
+"""Wake-ups inside one process: rung after a commit, so that no reader has to poll the file for changes."""
 
 import asyncio
 from collections import OrderedDict
@@ -10,7 +10,7 @@ from basilica.ports import Deployment
 
 
 class _Reader:
-    """What one reader has not read yet: each run once, however often it changed."""
+    """The unread changes of one reader: each run once, however often it changed."""
 
     def __init__(self, first: Iterable[str]) -> None:
         self._pending: OrderedDict[str, None] = OrderedDict.fromkeys(first)
@@ -50,21 +50,21 @@ class Bell:
                 waiter.set_result(None)
 
     def changes(self, first: Iterable[str]) -> AsyncGenerator[str, None]:
-        """`first`, then whatever changes from now on, read or not; it ends when the bell is closed."""
+        """Yield `first`, then every run that changes from now on; end when the bell is closed."""
         reader = _Reader(first)
         self._readers.add(reader)
         return reader.read()
 
     async def wait_change(
-        self, look: Callable[[str], Deployment], instance: str, version: int, timeout: float | None
+        self, load: Callable[[str], Deployment], instance: str, version: int, timeout: float | None
     ) -> Deployment | None:
-        """The run as `look` shows it once it is newer than `version`; None when the time is up."""
+        """Return the run as `load` returns it once it is newer than `version`; None when the time is up."""
         try:
             async with asyncio.timeout(timeout):
-                while (found := look(instance)).version <= version:
+                while (found := load(instance)).version <= version:
                     await self._wait(instance)
         except TimeoutError:
-            found = look(instance)
+            found = load(instance)
         return found if found.version > version else None
 
     async def _wait(self, instance: str) -> None:

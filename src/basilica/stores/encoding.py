@@ -16,7 +16,9 @@ _STATUS = TypeAdapter(DeploymentStatus)
 
 
 def encode_spec(spec: DeploymentSpec) -> str:
-    """With the defaults written out: what a run was started with stays, even if a later version has other defaults."""
+    """Encode with the defaults written out: a run keeps those it was started with, even if a later version has
+    others.
+    """
     try:
         return _SPEC.dump_json(spec).decode()
     except (PydanticSerializationError, UnicodeError) as error:
@@ -24,12 +26,14 @@ def encode_spec(spec: DeploymentSpec) -> str:
 
 
 def encode_status(status: DeploymentStatus) -> str:
-    """Without the defaults: they all mean "nothing yet", and most of a status is nothing yet."""
+    """Encode without the defaults: they all mean "nothing yet", and most of a status is nothing yet."""
     return _STATUS.dump_json(status, exclude_defaults=True).decode()
 
 
 class Undecodable(ValueError):
-    """A stored text is no spec or status. It says where and why, but not what stands there: it may be a secret."""
+    """A stored text is no spec or status. The message has the place and the problem, but not the value: it may be a
+    secret.
+    """
 
 
 def decode_spec(text: str) -> DeploymentSpec:
@@ -47,12 +51,12 @@ def decode_status(text: str) -> DeploymentStatus:
 
 
 def _bytes(text: str) -> bytes:
-    """As they are in the file, valid UTF-8 or not."""
+    """Return the bytes as they are in the file, valid UTF-8 or not."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def spec_digest(spec: DeploymentSpec) -> str:
-    """Equal for equal specs: the order of variables does not count."""
+    """Return a digest that is equal for equal specs: the order of variables does not count."""
     text = json.dumps(json.loads(encode_spec(spec)), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -1,4 +1,4 @@
-"""A store in plain dicts, for tests: the same contract, nothing kept."""
+"""A store in plain dicts, for tests: the same contract, without persistence."""
 
 import asyncio
 import time
@@ -24,7 +24,7 @@ from basilica.stores.rules import (
 
 @dataclass(frozen=True, slots=True)
 class _Created:
-    """What an idempotency key stands for."""
+    """The first request of an idempotency key."""
 
     instance: str
     spec: DeploymentSpec
@@ -34,7 +34,7 @@ class _Created:
 class MemoryStore:
     """Every write lets other tasks run before it returns, as a real one does.
 
-    `unavailable`, when a test sets it to a sentence, is what all writes fail with, and nothing is written.
+    `unavailable`: a sentence set by a test, with which all writes fail, and nothing is written.
     """
 
     def __init__(self, *, now: Callable[[], float] = time.time) -> None:
@@ -81,7 +81,7 @@ class MemoryStore:
         return self._keep(deployment, events, now)
 
     async def get(self, instance: str) -> Deployment:
-        return self._look(instance)
+        return self._load(instance)
 
     async def find(self, namespace: str, name: str) -> Deployment:
         mine = [d for d in self._deployments.values() if d.namespace == namespace]
@@ -97,7 +97,7 @@ class MemoryStore:
         return [d for d in reversed(self._deployments.values()) if namespace in (None, d.namespace)]
 
     async def listed(self, namespace: str | None = None) -> list[Deployment | DamagedRun]:
-        """Nothing here is ever damaged."""
+        """Return all runs; none here is ever damaged."""
         return [*await self.deployments(namespace)]
 
     async def condemn(self, instance: str) -> Deployment:
@@ -115,7 +115,7 @@ class MemoryStore:
         limits: Limits = NO_LIMITS,
     ) -> Deployment:
         await self._begin_write()
-        before = self._look(instance)
+        before = self._load(instance)
         spec = change(before)
         if spec == before.spec:
             return before
@@ -128,7 +128,7 @@ class MemoryStore:
         self, before: Deployment, status: DeploymentStatus, events: Sequence[Event] = (), *, now: float
     ) -> Deployment:
         await self._begin_write()
-        if self._look(before.instance).version != before.version:
+        if self._load(before.instance).version != before.version:
             raise StaleVersion(f"{before.instance} has changed since version {before.version}")
         if status == before.status and not events:
             return before
@@ -167,9 +167,9 @@ class MemoryStore:
         return self._bell.changes(i for i, version in sorted(changed.items(), key=_version) if version > since)
 
     async def wait_change(self, instance: str, version: int, timeout: float | None = None) -> Deployment | None:
-        return await self._bell.wait_change(self._look, instance, version, timeout)
+        return await self._bell.wait_change(self._load, instance, version, timeout)
 
-    def _look(self, instance: str) -> Deployment:
+    def _load(self, instance: str) -> Deployment:
         try:
             return self._deployments[instance]
         except KeyError:

@@ -1,4 +1,4 @@
-"""What every store agrees on, whatever it keeps its data in."""
+"""The rules that every store shares."""
 
 from dataclasses import replace
 
@@ -18,12 +18,12 @@ IDEMPOTENCY_SECONDS = 86400.0
 
 
 def is_live(status: DeploymentStatus) -> bool:
-    """A live run holds its name and counts against its user's limits."""
+    """Whether the run holds its name and counts against its user's limits."""
     return not status.phase.terminal
 
 
 def is_open(spec: DeploymentSpec, status: DeploymentStatus) -> bool:
-    """The controller still has to do with it."""
+    """Whether the controller still has work for the run."""
     return not status.settled or spec.wanted is Wanted.DELETE
 
 
@@ -41,7 +41,9 @@ def usage_of(deployment: Deployment) -> UsageRow:
 
 
 def check_limits(limits: Limits, *, deployments: int, ranks: int, new_deployments: int, new_ranks: int) -> None:
-    """Refuse what would lead over a limit. Who is over it already (it was lowered) may keep what there is, or less."""
+    """Refuse a request that would exceed a limit. A user who exceeds a lowered limit already may keep the same, or
+    less.
+    """
     for what, limit, current, requested in (
         ("deployments", limits.deployments, deployments, new_deployments),
         ("ranks", limits.ranks, ranks, new_ranks),
@@ -53,9 +55,9 @@ def check_limits(limits: Limits, *, deployments: int, ranks: int, new_deployment
 def ending_stand_in(
     run: DamagedRun, wanted: Wanted, spec: DeploymentSpec | None, status: DeploymentStatus | None
 ) -> Deployment:
-    """A readable run in place of a damaged one, made to end: what of it could be read, and the least for the rest.
+    """Return a readable run in place of a damaged one, made to end: its readable parts, and the least for the rest.
 
-    A status that knows of no rank has the controller stop whatever it sees of the run.
+    A status without ranks makes the controller stop every rank that it sees of the run.
     """
     size = max(1, run.target)
     least = DeploymentSpec(name=_usable_name(run), program=Exec(("true",)), world=WorldSize(1, size, size))

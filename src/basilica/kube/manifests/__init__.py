@@ -1,1 +1,1 @@
-"""Objects of Kubernetes as plain JSON. Pure: nothing here calls anybody."""
+"""Objects of Kubernetes as plain JSON. Pure: no module here makes a request."""

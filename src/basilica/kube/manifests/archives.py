@@ -1,6 +1,8 @@
-"""A directory that a user sent, as objects of the user's namespace, and as volumes of the pods that run in it. Pure.
+"""Manifests of an uploaded directory (archive): objects of the user's namespace, and volumes of the pods that use it.
+Pure.
 
-Its tar.gz is cut into immutable ConfigMaps. An index names the whole and is written last: what has no index is nothing.
+Its tar.gz is cut into immutable ConfigMaps. An index names the whole and is written last: parts without an index do not
+count.
 """
 
 import base64
@@ -22,7 +24,7 @@ PART_BYTES = 900 << 10  # an object of Kubernetes holds 1 MiB; in the names, so 
 NAME_DIGITS, LABEL_DIGITS = 32, 63
 
 SENT_AT, UNPACKED_AT = "/opt/basilica-archive", "/workdir"
-DIRECTORY = "code"  # in the volume: it is made whole or not at all, and a volume is always there
+DIRECTORY = "code"  # in the volume: the directory is made whole or not at all, and the volume always exists
 
 
 def index_name(digest: str) -> str:
@@ -34,7 +36,7 @@ def part_name(digest: str, number: int) -> str:
 
 
 def parts_of(digest: str) -> str:
-    """Selects them."""
+    """Return the label selector of the parts."""
     return f"{MANAGED_BY}=basilica,{ROLE}={PART},{ARCHIVE}={digest[:LABEL_DIGITS]}"
 
 
@@ -48,28 +50,30 @@ def part(namespace: str, digest: str, number: int, content: bytes, now: float) -
 
 
 def index(namespace: str, digest: str, size: int, parts: int, now: float) -> Json:
-    told = {WANTED_AT: moment(now), BYTES: str(size)}
-    body = _config_map(namespace, index_name(digest), INDEX, digest, told)
+    annotations = {WANTED_AT: moment(now), BYTES: str(size)}
+    body = _config_map(namespace, index_name(digest), INDEX, digest, annotations)
     return body | {"data": {"digest": digest, "bytes": str(size), "parts": str(parts)}}
 
 
 def moment(now: float) -> str:
-    """It changes with every write, and so does the object's version: nobody deletes what was just written again."""
+    """Format the time. It changes with every write, and so does the object's version: retention cannot delete a part
+    that was just written again.
+    """
     return f"{now:.6f}"
 
 
-def _config_map(namespace: str, name: str, role: str, digest: str, told: Mapping[str, str]) -> Json:
+def _config_map(namespace: str, name: str, role: str, digest: str, annotations: Mapping[str, str]) -> Json:
     metadata = {
         "name": name,
         "namespace": namespace,
         "labels": {MANAGED_BY: "basilica", ROLE: role, ARCHIVE: digest[:LABEL_DIGITS]},
-        "annotations": {DIGEST: digest, **told},
+        "annotations": {DIGEST: digest, **annotations},
     }
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "immutable": True}
 
 
 def parts_in(found: Mapping[str, Any], digest: str) -> int | None:
-    """How many parts the index names; None if it is that of another archive, or none."""
+    """Return how many parts the index names; None if it is that of another archive, or none."""
     data = found.get("data") or {}
     if data.get("digest") != digest or not str(data.get("parts", "")).isdecimal():
         return None
@@ -80,7 +84,9 @@ def parts_in(found: Mapping[str, Any], digest: str) -> int | None:
 
 
 def volumes(digest: str, parts: int) -> list[Json]:
-    """Parts are optional for Kubernetes: if one is missing the rank starts, and says so, instead of waiting for it."""
+    """Return the volumes. Parts are optional for Kubernetes: a rank with a missing part starts, and reports it, instead
+    of waiting for it.
+    """
     sources = [
         {
             "configMap": {
@@ -103,7 +109,7 @@ def mounts() -> list[Json]:
 
 
 def environment(digest: str, parts: int, workdir: str | None) -> dict[str, str]:
-    """What the entrypoint needs to know; ranks do not get to see it. See `basilica.rank.workdir`."""
+    """Return the entrypoint's variables; ranks do not get to see them. See `basilica.rank.workdir`."""
     return {
         env.ARCHIVE: digest,
         env.ARCHIVE_PARTS: str(parts),

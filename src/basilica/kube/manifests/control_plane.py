@@ -1,9 +1,9 @@
-"""The control plane's own objects: all that `basilica manifests` prints. Pure.
+"""The control plane's own objects: the output of `basilica manifests`. Pure.
 
-Rights are the least that the code needs, in three rings. Everywhere: the runs themselves, and what is watched of all
-namespaces at once (never Secrets, never a command in a pod). In namespaces with our label: all that is done for runs,
-by bindings that the operator makes there (`kube.roles`). In the control plane's own: keys and the lease. The right
-to bind widens rights, so an admission policy holds it to namespaces with the label.
+Rights are the least that the code needs, in three rings. Everywhere: the runs themselves, and objects that are watched
+in all namespaces at once (never Secrets, never a command in a pod). In namespaces with our label: all work for runs, by
+bindings that the operator makes there (`kube.roles`). In the control plane's own: keys and the lease. The right to bind
+widens rights, so an admission policy holds it to namespaces with the label.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ READ, WRITE = ("get", "list", "watch"), ("create", "patch", "delete")
 
 
 def manifests(*, namespace: str, image: str, with_api: bool) -> list[Json]:
-    """Everything, in the order in which it has to be applied."""
+    """Return all objects, in the order in which they have to be applied."""
     found = [_namespace(namespace), definition()]
     found += [_account(OPERATOR, namespace), *_rights(OPERATOR, namespace, _operator_rules(), _operator_home_rules())]
     found += [_cluster_role(RUNS_ROLES[OPERATOR], OPERATOR, _operator_runs_rules()), *_binding_policy(namespace)]
@@ -49,7 +49,7 @@ def _operator_rules() -> list[Json]:
         _rule(GROUP, [f"{PLURAL}/status"], ("patch",)),
         _rule("", ["namespaces", "pods", "services"], ("list", "watch")),
         _rule("", ["nodes"], READ),
-        _rule("", ["configmaps"], ("list",)),  # directories that were sent, of all users at once
+        _rule("", ["configmaps"], ("list",)),  # archives of all users at once
         _rule(RBAC, ["rolebindings"], ("create", "patch")),
         _rule(RBAC, ["clusterroles"], ("bind",)) | {"resourceNames": sorted(RUNS_ROLES.values())},
     ]
@@ -57,7 +57,7 @@ def _operator_rules() -> list[Json]:
 
 def _operator_runs_rules() -> list[Json]:
     return [
-        _rule("", ["configmaps"], ("get", "list", *WRITE)),  # what deleted runs used, and directories that were sent
+        _rule("", ["configmaps"], ("get", "list", *WRITE)),  # usage of deleted runs, and archives
         _rule("", ["secrets"], ("get", *WRITE)),  # variables and results of runs
         _rule("", ["events"], ("create", "patch")),
         _rule("", ["pods"], (*READ, *WRITE, "deletecollection")),  # ranks
@@ -76,7 +76,7 @@ def _api_rules() -> list[Json]:
     return [
         _rule(GROUP, [PLURAL], READ),
         _rule("", ["namespaces"], ("create",)),
-        _rule("", ["configmaps"], ("get", "list")),  # before a user's namespace is made there is nothing to read
+        _rule("", ["configmaps"], ("get", "list")),  # also before a user's namespace exists
         _rule("", ["pods", "services"], ("list", "watch")),
         _rule("", ["nodes"], READ),
     ]
@@ -90,7 +90,7 @@ def _api_runs_rules() -> list[Json]:
         _rule("", ["events"], ("create", "patch")),
         _rule("", ["pods"], ("get",)),
         _rule("", ["pods/log"], ("get",)),
-        _rule("", ["pods/exec"], ("get", "create")),  # what a WebSocket asks for, and since 1.35 has to be allowed
+        _rule("", ["pods/exec"], ("get", "create")),  # a WebSocket needs `get`, and since 1.35 `create` too
     ]
 
 
@@ -102,13 +102,15 @@ def _api_home_rules() -> list[Json]:
 
 
 def _cluster_role(name: str, part: str, rules: list[Json]) -> Json:
-    """Bound by the operator, namespace by namespace; a binding of one that is not installed gives nothing."""
+    """Return a role that the operator binds, namespace by namespace; the binding of a missing role grants nothing."""
     metadata = {"name": name, "labels": _labels(part)}
     return {"apiVersion": f"{RBAC}/v1", "kind": "ClusterRole", "metadata": metadata, "rules": rules}
 
 
 def _binding_policy(namespace: str) -> list[Json]:
-    """Holds what the operator may bind to namespaces with our label. Kubernetes 1.30 and later has such policies."""
+    """Return the policy that confines the operator's bindings to namespaces with our label. Kubernetes 1.30 and later
+    has such policies.
+    """
     label, _, value = MANAGED.partition("=")
     group = "admissionregistration.k8s.io/v1"
     metadata = {"name": f"{OPERATOR}-bindings", "labels": _labels(OPERATOR)}
@@ -218,7 +220,7 @@ def _deployment(name: str, namespace: str, image: str, arguments: Sequence[str],
         "labelSelector": {"matchLabels": _labels(name)},
         "matchLabelKeys": ["pod-template-hash"],  # pods that an update is about to end do not count
     }
-    # The default is five minutes, and a node that is lost may have had all replicas.
+    # The default is five minutes, and a lost node may have had all replicas.
     elsewhere = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": NODE_SECONDS}
     pod = {
         "serviceAccountName": name,
@@ -250,7 +252,7 @@ def _disruption_budget(name: str, namespace: str) -> Json:
 
 
 def _service(name: str, namespace: str, port: int) -> Json:
-    """A browser's session is known to the replica that opened it, so a browser stays with one."""
+    """Return the Service. A browser's session is known to the replica that opened it, so a browser stays with one."""
     return {
         "apiVersion": "v1",
         "kind": "Service",

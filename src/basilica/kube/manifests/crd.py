@@ -22,11 +22,11 @@ INSTANCE_MAX = NAME_MAX + 9  # with the letters that make an instance name uniqu
 STATE_MAX = 1 << 20
 _ITEMS_MAX = 1024
 _TARGET, _READY = ".spec.distributed.worldSize.target", ".status.world.ready"
-_ACTED_ON = ".status.world.target"  # a change of a run that has ended is none
+_ACTED_ON = ".status.world.target"  # a change of an ended run has no effect
 
 
 def definition(options: Sequence[Option] = OPTIONS, spec: type[DeploymentSpec] = DeploymentSpec) -> Json:
-    """The CustomResourceDefinition."""
+    """Return the CustomResourceDefinition."""
     columns = [
         _column("Phase", "string", ".status.phase"),
         _column("Ready", "integer", _READY),
@@ -108,7 +108,7 @@ def _spec(options: Json, spec: type[DeploymentSpec]) -> Json:
 
 
 def _field(path: str, found: Option | Json, spec: type[DeploymentSpec]) -> Json:
-    """One option, or what lies below a part of a path."""
+    """Return the schema of one option, or of all options below a part of a path."""
     if isinstance(found, Option):
         return _value(found, spec)
     fields = {part: _field(f"{path}.{part}", below, spec) for part, below in found.items()}
@@ -147,24 +147,24 @@ def _rules(path: str, below: Json) -> list[Json]:
 
 
 def _value(option: Option, spec: type[DeploymentSpec]) -> Json:
-    unless_told = default(option, spec)
-    told = None if unless_told is MISSING else unless_told
+    known = default(option, spec)
+    fallback = None if known is MISSING else known
     match form(option, spec):
         case Text(most, pattern):
-            return _text(option.about, most, pattern=pattern, default=told)
+            return _text(option.about, most, pattern=pattern, default=fallback)
         case Texts(letters, most):
             return _texts(option.about, letters, most=most)
         case Variables():
             return _variables(option.about)
         case Flag():
-            return {"type": "boolean", "description": option.about, "default": told}
+            return {"type": "boolean", "description": option.about, "default": fallback}
         case Whole(limits):
             most_ranks = Range(1, RANKS_MAX) if option.attribute.startswith("world.") else None
-            return _whole(option.about, most_ranks or limits, default=told)
+            return _whole(option.about, most_ranks or limits, default=fallback)
         case Number(limits):
-            return _number(option.about, limits, default=told)
+            return _number(option.about, limits, default=fallback)
         case Choice(values):
-            return {"type": "string", "enum": list(values), "description": option.about, "default": told}
+            return {"type": "string", "enum": list(values), "description": option.about, "default": fallback}
         case Quantity():
             return _quantity(option.about)
 
@@ -234,7 +234,7 @@ def _status() -> Json:
 
 
 def _rank_exits() -> Json:
-    """As `rankExits` of the API, without what ranks wrote."""
+    """Return the schema of the API's `rankExits`, without output of the ranks."""
     moment = {"type": "string", "format": "date-time"}
     exit = _object(
         "",
@@ -311,7 +311,7 @@ def _limited(description: str, limits: Range, default: float | None) -> Json:
 
 
 def _plain(number: float) -> float:
-    """As people write it: 10, not 10.0."""
+    """Return a number as people write it: 10, not 10.0."""
     return int(number) if number == int(number) else number
 
 

@@ -1,4 +1,4 @@
-"""Whom the pods of a run may speak to, as the rules of network policies."""
+"""The network rules of a run's pods: their permitted peers, as rules of network policies."""
 
 import ipaddress
 from collections.abc import Mapping, Sequence
@@ -10,26 +10,26 @@ Json = dict[str, Any]
 
 INTERNET, NOTHING = "internet", "none"
 PRIVATE_NETWORKS = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
-NODE_CREDENTIALS = "169.254.169.254/32"  # where clouds tell a machine who it is; a rank is not its machine
-NAME_PORTS = (53, 5353)  # of the Service, and of pods behind it that may not have the first: policies see pods
+NODE_CREDENTIALS = "169.254.169.254/32"  # the clouds' metadata service, which has the node's credentials: not for ranks
+NAME_PORTS = (53, 5353)  # of the Service, and of the pods behind it, which policies see: they may not bind 53
 
 
-def networks(told: Sequence[str]) -> tuple[str, ...]:
-    """`internet` and networks such as 10.20.0.0/16, checked; `none` adds nothing."""
-    return tuple(_network(each) for each in told if each != NOTHING)
+def networks(given: Sequence[str]) -> tuple[str, ...]:
+    """Check `internet` and networks such as 10.20.0.0/16; `none` adds nothing."""
+    return tuple(_network(each) for each in given if each != NOTHING)
 
 
-def _network(told: str) -> str:
-    if told == INTERNET:
-        return told
+def _network(given: str) -> str:
+    if given == INTERNET:
+        return given
     try:
-        return str(ipaddress.ip_network(told))
+        return str(ipaddress.ip_network(given))
     except ValueError as error:
-        raise ValidationError("egress", told, f"names no network ({error}); say 10.20.0.0/16") from None
+        raise ValidationError("egress", given, f"names no network ({error}); say 10.20.0.0/16") from None
 
 
 def rules_of_ranks(ranks: Mapping[str, str], rendezvous: Mapping[str, str], egress: Sequence[str]) -> Json:
-    """Each other, their rendezvous, names, and what `egress` tells of the world outside."""
+    """Return the rules of ranks: each other, their rendezvous, DNS, and the networks of `egress`."""
     peers, keys = _pods(ranks), _pods(rendezvous)
     names = {"ports": [{"port": port, "protocol": protocol} for port in NAME_PORTS for protocol in ("UDP", "TCP")]}
     allowed: list[Json] = [{"to": [peers, keys]}, names]
@@ -39,7 +39,9 @@ def rules_of_ranks(ranks: Mapping[str, str], rendezvous: Mapping[str, str], egre
 
 
 def rules_of_rendezvous(run: Mapping[str, str], control_namespace: str, port: int) -> Json:
-    """It is asked by the pods of its run and by the control plane, and asks nobody."""
+    """Return the rules of a rendezvous: the pods of its run and the control plane may connect, and it connects to
+    nobody.
+    """
     control = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": control_namespace}}}
     asked = {"from": [_pods(run), control], "ports": [{"port": port, "protocol": "TCP"}]}
     return {"ingress": [asked], "egress": []}

@@ -1,7 +1,7 @@
 """The manifests of a gang: one Indexed Job, whose completion index is the rank, or a pod for each rank without a Job.
 
-The one place that writes them. What is not given is left out, so that the cluster's own defaults hold. Pure: nothing is
-drawn, read or asked here.
+The one place that writes them. Absent values are left out, so that the cluster's own defaults hold. Pure: nothing is
+drawn, read or requested here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,9 @@ INSTANCE_TYPES = {"A100": "p4d.24xlarge", "H100": "p5.48xlarge", "A10G": "g5.xla
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
-    """What every rank runs. `rank_env` names the variable that holds the rank; `fields` are variables from the pod."""
+    """The container of every rank. `rank_env` names the variable that holds the rank; `fields` are variables from the
+    pod.
+    """
 
     name: str
     image: str
@@ -34,7 +36,7 @@ class Container:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """On which nodes ranks may run."""
+    """The nodes on which ranks may run."""
 
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: Sequence[Mapping[str, Any]] = ()
@@ -62,7 +64,9 @@ class Gang:
 
 
 def indexed_job(gang: Gang) -> Json:
-    """The Job of a gang, all ranks at once: `completions` and `parallelism` are the size, and change together."""
+    """Return the Job of a gang, all ranks at once: `completions` and `parallelism` are the size, and change
+    together.
+    """
     _check_host_names(gang)
     metadata: Json = {"name": gang.name, "namespace": gang.namespace, "labels": {**gang.labels, **gang.job_labels}}
     if gang.owner is not None:
@@ -78,7 +82,7 @@ def indexed_job(gang: Gang) -> Json:
 
 
 def rank_pod(gang: Gang, rank: int, name: str) -> Json:
-    """The pod of one rank. Its host name is the one that an Indexed Job of the gang's name would give it."""
+    """Return the pod of one rank. Its host name is the one that an Indexed Job of the gang's name would give it."""
     _check_host_names(gang)
     metadata: Json = {"name": name, "namespace": gang.namespace, **_pod_metadata(gang)}
     if gang.owner is not None:
@@ -104,9 +108,9 @@ def gpu_placement(
     tolerations: Sequence[Mapping[str, Any]] | None = None,
     resource_key: str = "nvidia.com/gpu",
 ) -> tuple[Placement, dict[str, str]]:
-    """Where ranks with that GPU run, and what they are limited to: one GPU each.
+    """Return the placement and the limits of ranks with that GPU: one GPU each.
 
-    A name that is not known asks for a GPU of any kind. What the caller says of nodes and tolerations goes first.
+    An unknown name requests a GPU of any kind. The caller's node selector and tolerations take precedence.
     """
     mapped = {INSTANCE_TYPE: INSTANCE_TYPES[gpu]} if gpu in INSTANCE_TYPES else {}
     accepted = list(tolerations or ())
@@ -117,7 +121,7 @@ def gpu_placement(
 
 
 def literal(value: str) -> str:
-    """A value that Kubernetes leaves as it is: it would replace `$(NAME)`, and makes one dollar of two."""
+    """Escape a value for Kubernetes, which would replace `$(NAME)`, and makes one dollar of two."""
     return value.replace("$", "$$")
 
 
@@ -144,7 +148,7 @@ def _pod_spec(gang: Gang, rank: int | None = None) -> Json:
 
 
 def _container(container: Container, rank: int | None) -> Json:
-    """`rank`: None in a template, whose pods read it from what their Job notes on them."""
+    """Return the container. `rank`: None in a template, whose pods read it from the annotation of their Job."""
     found: Json = {"name": container.name, "image": container.image}
     if container.command:
         found["command"] = list(container.command)

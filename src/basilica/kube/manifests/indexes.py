@@ -1,4 +1,4 @@
-"""Completion indexes as a Job's status holds them: run-length compressed, `1,3-5,7`."""
+"""Completion indexes of a Job's status: run-length compressed, `1,3-5,7`."""
 
 import re
 import warnings
@@ -7,7 +7,7 @@ _TOKEN = re.compile(r"(\d+)(?:\s*-\s*(\d+))?")
 
 
 def parse_indexes(text: object) -> frozenset[int]:
-    """The indexes that the text names; nothing, or what is no text, names none.
+    """Return the indexes that the text names; a value that is no text names none.
 
     A reversed range is read the right way round. A token that is no number is skipped with a warning.
     """

@@ -1,7 +1,7 @@
-"""Pods that Kubernetes refuses to make for a Job: by a quota, a pod security standard, an admission policy.
+"""Pods that Kubernetes refuses to create for a Job: by a quota, a pod security standard, an admission policy.
 
-The Job's status says nothing of it, only events do. Those are too many to be watched, so they are asked for when pods
-do not come. Pure: when to ask, for what, and what the answer says.
+Only events report it, not the Job's status. Those are too many to be watched, so they are listed when pods are missing.
+Pure: when to list, the selector, and the parser.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,13 +14,13 @@ ASK_EVERY_S = 30.0
 
 @dataclass(slots=True)
 class AwaitedPods:
-    """When to ask why a Job has fewer pods than it should: one that gets more and more has no trouble."""
+    """The schedule of that request for a Job with too few pods: a Job whose pods increase has no trouble."""
 
     ask_at: float = 0.0
     most: int = -1  # that it ever had
 
     def is_time_to_ask(self, there: int, now: float) -> bool:
-        """Whether to ask now, with so many pods there; once said, not again for a while."""
+        """Whether to ask now, with so many pods there; after True, not again for a while."""
         if there > self.most:
             self.most = there
             self.ask_at = now + PODS_WITHIN_S
@@ -31,12 +31,12 @@ class AwaitedPods:
 
 
 def refusals_of(job_name: str) -> str:
-    """The field selector of the events that tell of refused pods."""
+    """Return the field selector of the events about refused pods."""
     return f"involvedObject.kind=Job,involvedObject.name={job_name},reason=FailedCreate"
 
 
 def last_refusal(events: Iterable[Mapping[str, Any]]) -> str:
-    """What Kubernetes last had against a pod; empty if it had nothing."""
+    """Return Kubernetes' last reason to refuse a pod; empty if there is none."""
     last = max(events, key=_time, default=None)
     return "" if last is None else without_pod_name(str(last.get("message") or ""))
 
@@ -46,5 +46,5 @@ def _time(event: Mapping[str, Any]) -> str:
 
 
 def without_pod_name(message: str) -> str:
-    """Without the name of the pod, which is another one each time."""
+    """Return the message without the name of the pod, which is another one each time."""
     return message.removeprefix("Error creating: ").partition(" is forbidden: ")[2] or message

@@ -1,8 +1,8 @@
-"""The roles that the control plane has in users' namespaces, and what binds them. Pure.
+"""The roles of the control plane in users' namespaces, and their bindings. Pure.
 
-What it does for runs it may do only in namespaces with the label `app.kubernetes.io/managed-by=basilica`. There the
-operator binds two cluster roles, one to itself and one to the API. A namespace that the API makes has the label; to any
-other an administrator gives it.
+It may act for runs only in namespaces with the label `app.kubernetes.io/managed-by=basilica`. There the operator binds
+two cluster roles, one to itself and one to the API. A namespace that the API makes has the label; an administrator
+labels any other.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ RUNS_ROLES = {OPERATOR: f"{OPERATOR}-runs", API: f"{API}-runs"}
 
 
 def bindings(namespace: str, home: str) -> dict[str, Json]:
-    """What gives the control plane in `home` its rights in a namespace, by path."""
+    """Return the bindings, by path, of the control plane in `home` in a namespace."""
     found: dict[str, Json] = {}
     for account, role in RUNS_ROLES.items():
         path = f"/apis/{RBAC}/v1/namespaces/{namespace}/rolebindings/{role}"

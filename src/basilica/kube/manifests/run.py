@@ -1,7 +1,7 @@
-"""Everything that one run has on a cluster, as manifests. Pure.
+"""Manifests of all objects of one run on a cluster. Pure.
 
 A pod for each rank, the Service that gives ranks their names, the rendezvous with its own address,
-two network policies, an account without rights, and a Secret for what must not be read in a manifest.
+two network policies, an account without rights, and a Secret for values that must not be read in a manifest.
 """
 
 import base64
@@ -32,21 +32,21 @@ GPU_PRODUCT, GPU_MEMORY, GPUS = "nvidia.com/gpu.product", "nvidia.com/gpu.memory
 HOSTNAME = "kubernetes.io/hostname"
 RENDEZVOUS_PORT, MASTER_PORT = 2379, 29500
 SERVICE_NAME_MAX = 63
-OF_THE_RANK_ALONE = ("PATH", "PYTHONHOME")  # our entrypoint is found and started as the image says
+OF_THE_RANK_ALONE = ("PATH", "PYTHONHOME")  # our entrypoint starts with those of the image
 MIB_PER_GB = 10**9 / (1 << 20)
-RENDEZVOUS_NODE_SECONDS = 5  # it is moved soon: its ranks do not end for it, and wait for it (`core.fencing`)
-TELL_SECONDS = 10  # for a rank that was ended to be recorded
-GATE_SECONDS = 3600  # ranks wait for the control plane's word, which comes once enough of them are placed
+RENDEZVOUS_NODE_SECONDS = 5  # short: its ranks survive the move and wait for it (`core.fencing`)
+RECORD_SECONDS = 10  # for the record of a stopped rank's exit
+GATE_SECONDS = 3600  # ranks wait for the control plane's release, once enough of them are placed
 WORKER_CONTAINER = "rank"
-CARRIED_AT = "/opt/basilica"  # where images that do not have our entrypoint find it
+CARRIED_AT = "/opt/basilica"  # the place of our entrypoint in images that lack it
 SELECTOR = f"{MANAGED_BY}=basilica,{ROLE}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How runs are put on a cluster. `image`: of ours, for runs that name none and for the rendezvous.
+    """Settings for runs on a cluster. `image`: ours, for runs that name none and for the rendezvous.
 
-    `entrypoint` stands before every rank's command in images that have it; others get it from ours by an init
+    `entrypoint` precedes every rank's command in images that have it; others get it from ours by an init
     container, unless `carries` is off: then all images have it. `rendezvous_command` serves etcd's v2 keys API on port
     2379 of `$(POD_IP)`. `user`: whom containers run as. `egress`: what ranks reach besides each
     other: `internet` (all but private networks), or networks. `checkpoints`: a volume that all ranks of a namespace
@@ -98,7 +98,7 @@ class RunObjects:
 
     @property
     def rendezvous(self) -> str:
-        """The name that the published client tells its users, unless it would be too long for a Service."""
+        """The name that the published client shows to its users, unless it would be too long for a Service."""
         name = f"{self.instance}-rendezvous"
         return name if len(name) <= SERVICE_NAME_MAX else f"{self.instance}-rdzv"
 
@@ -115,7 +115,7 @@ class RunObjects:
         return f"{self.instance}-results"
 
     def paths(self) -> dict[str, str]:
-        """Where the API has each object of the run."""
+        """Return the API path of each object of the run."""
         core, name = f"/api/v1/namespaces/{self.namespace}", self.instance
         policies = f"/apis/networking.k8s.io/v1/namespaces/{self.namespace}/networkpolicies"
         return {
@@ -134,11 +134,11 @@ class RunObjects:
         return f"/api/v1/namespaces/{self.namespace}/pods"
 
     def pod_name(self, rank: int, incarnation: int) -> str:
-        """The same name for the same pod, whoever makes it: the second one to try finds it there."""
+        """Return the pod's name, which is the same for every creator: the second one to try finds the pod there."""
         return f"{self.instance}-{rank}-{incarnation}"
 
     def selector(self, *roles: str) -> str:
-        """A label selector for the pods of this run in these roles."""
+        """Return a label selector for the pods of this run in these roles."""
         return f"{MANAGED_BY}=basilica,{INSTANCE_LABEL}={self.instance},{ROLE} in ({','.join(roles)})"
 
     def labels(self, role: str) -> dict[str, str]:
@@ -155,10 +155,10 @@ class RunObjects:
         who = {"apiVersion": API_VERSION, "kind": KIND, "name": self.owner.name, "uid": self.owner.uid}
         return {**who, "controller": True, "blockOwnerDeletion": False}
 
-    # ---- what stands around the gang
+    # ---- the gang's surroundings
 
     def surroundings(self) -> dict[str, Json]:
-        """All but the pods and the rendezvous' Service, by the names of `paths`."""
+        """Return all but the pods and the rendezvous' Service, by the names of `paths`."""
         found = {
             "account": self._account(),
             "names": self._names(),
@@ -179,12 +179,14 @@ class RunObjects:
         return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "data": data}
 
     def _names(self) -> Json:
-        """Ranks are `<instance>-<rank>.<instance>`, also before they are up: they look for each other."""
+        """Return the Service that names ranks `<instance>-<rank>.<instance>`, also before they are up: they wait for
+        each other.
+        """
         spec = {"clusterIP": "None", "selector": self.labels(WORKER), "publishNotReadyAddresses": True}
         return {"apiVersion": "v1", "kind": "Service", "metadata": self._metadata(self.instance, WORKER), "spec": spec}
 
     def rendezvous_service(self, address: str | None = None) -> Json:
-        """`address`: the one that ranks know already, should it have been deleted."""
+        """Return the Service. `address`: the one that ranks know already, should it have been deleted."""
         port = {"name": "keys", "port": RENDEZVOUS_PORT, "targetPort": RENDEZVOUS_PORT, "protocol": "TCP"}
         spec: Json = {"selector": self.labels(RENDEZVOUS), "ports": [port]}
         spec |= {} if address is None else {"clusterIP": address}
@@ -230,7 +232,7 @@ class RunObjects:
             found["imagePullSecrets"] = [{"name": name} for name in self.settings.image_pull_secrets]
         return found
 
-    # ---- who may speak to whom
+    # ---- network policies
 
     def _policy(self, role: str, name: str, rules: Json) -> Json:
         spec = {"podSelector": {"matchLabels": self.labels(role)}, **rules, "policyTypes": ["Ingress", "Egress"]}
@@ -249,7 +251,7 @@ class RunObjects:
     # ---- the gang
 
     def keep(self, data: Mapping[str, bytes], annotations: Mapping[str, str]) -> Json:
-        """What ranks gave and told, for those who ask when the rendezvous is gone."""
+        """Return the Secret of the ranks' results and reports, for readers after the end of the rendezvous."""
         metadata = {**self._metadata(self.kept, RENDEZVOUS), "annotations": dict(annotations)}
         encoded = {name: base64.b64encode(value).decode() for name, value in data.items()}
         return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": encoded}
@@ -257,10 +259,11 @@ class RunObjects:
     def worker_pod(
         self, rank: int, incarnation: int, endpoint: str, *, archive_parts: int = 0, group: PodGroup | None = None
     ) -> Json:
-        """The pod of a rank, which finds its rendezvous at `endpoint`. Kubernetes places it; all else is ours to do.
+        """Return the pod of a rank, which finds its rendezvous at `endpoint`. Kubernetes places it; all else is ours to
+        do.
 
-        `archive_parts`: of the directory that was sent for the run; 0 if that is not there, which its ranks then tell.
-        `group`: with whom Kueue admits it, where there is a queue.
+        `archive_parts`: of the run's archive; 0 if that is not there, which its ranks then report. `group`: the pods
+        that Kueue admits together with it, where there is a queue.
         """
         labels, annotations = self.labels(WORKER), {RANK: str(rank)}
         if self.settings.queue is not None and group is not None:
@@ -280,7 +283,9 @@ class RunObjects:
         return rank_pod(gang, rank, self.pod_name(rank, incarnation))
 
     def bench_pods(self, nodes: Sequence[str], endpoint: str, *, strict: bool) -> list[Json]:
-        """Two probes that meet through the run's rendezvous, on the nodes of its ranks, without a GPU or a retry."""
+        """Return two probes that meet through the run's rendezvous, on the nodes of its ranks, without a GPU or a
+        retry.
+        """
         at_home = {"matchExpressions": [{"key": HOSTNAME, "operator": "In", "values": list(nodes)}]}
         affinity: Json = {
             "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [at_home]}}
@@ -325,7 +330,7 @@ class RunObjects:
 
     @property
     def _carries(self) -> bool:
-        """Whether the run's image has to be given our entrypoint."""
+        """Whether our entrypoint must be injected into the run's image."""
         return self.settings.carries and self.spec.image not in ("", self.settings.image)
 
     def _carrier(self) -> Json:
@@ -384,7 +389,7 @@ class RunObjects:
         )
 
     def _environment(self, endpoint: str) -> dict[str, str]:
-        """The variables of all pods of the run; secrets come to them from their Secret, and would be replaced here."""
+        """Return the variables of all pods of the run; secrets come from their Secret, and would be replaced here."""
         spec = self.spec
         given = {name: value for name, value in env.user_environment(spec).items() if name not in spec.secrets}
         apart = {name: given.pop(name) for name in OF_THE_RANK_ALONE if name in given}
@@ -411,7 +416,7 @@ class RunObjects:
         found: Json = {
             **self._pod(),
             "subdomain": self.instance,
-            "terminationGracePeriodSeconds": math.ceil(self.spec.grace_seconds) + TELL_SECONDS,
+            "terminationGracePeriodSeconds": math.ceil(self.spec.grace_seconds) + RECORD_SECONDS,
             "volumes": [
                 {"name": "shm", "emptyDir": {"medium": "Memory"}},
                 {"name": "checkpoints", **shared},
@@ -445,7 +450,7 @@ class RunObjects:
         return found
 
     def _node_terms(self) -> list[Json]:
-        """Terms of which one must hold: a GPU's model is on one label or the other."""
+        """Return terms of which one must hold: a GPU's model is on one label or the other."""
         gpus, wish = self.spec.resources.gpus, self.spec.provider_filter
         always: list[Json] = []
         if wish.include:
@@ -467,7 +472,7 @@ _CONTAINER_SECURITY: dict[str, Any] = {"allowPrivilegeEscalation": False, "capab
 
 
 def _tolerations(seconds: int) -> list[Json]:
-    """How long a pod stays on a node that does not answer."""
+    """Return the tolerations that limit a pod's stay on a node that does not answer."""
     return [
         {**_NODE_TROUBLE, "key": f"node.kubernetes.io/{what}", "tolerationSeconds": seconds}
         for what in ("unreachable", "not-ready")

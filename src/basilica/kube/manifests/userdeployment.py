@@ -1,8 +1,8 @@
-"""A run as the custom resource `UserDeployment`: its names in the API, and its spec to and from the core's.
+"""The custom resource `UserDeployment` of a run: its names in the API, and its spec to and from the core's.
 
 The spec of the resource is the body of `POST /deployments`, field for field, with three differences: the name is the
-object's own unless `name` says otherwise, secrets are a reference to a Secret, and what the API has a route for
-(cancel, restart) is a field that only ever goes one way. Deleting is Kubernetes' own.
+object's own unless `name` is given, secrets are a reference to a Secret, and the API's routes cancel and restart are
+fields that only ever go one way. Deletion is Kubernetes' own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,21 +28,22 @@ CREATED_AT = f"{GROUP}/created-at"
 ORDER = f"{GROUP}/order"
 KEY = f"{GROUP}/idempotency-key"
 DIGEST = f"{GROUP}/spec-digest"
-REQUESTED = f"{GROUP}/requested"  # events of requests, written with the change that they tell of
+REQUESTED = f"{GROUP}/requested"  # events of requests, written with the change itself
 
-RANKS_MAX = 4096  # so that the status of a run fits into one object, whatever became of its ranks
+RANKS_MAX = 4096  # so that the status of a run fits into one object, however its ranks ended
 _UID_LETTERS = 8
 
 
 def path_of(namespace: str, name: str = "", subresource: str = "") -> str:
-    """Where the API has the objects of a namespace, one of them, or a part of one."""
+    """Return the API path of the objects of a namespace, of one of them, or of a subresource."""
     parts = (f"/apis/{API_VERSION}/namespaces/{namespace}/{PLURAL}", name, subresource)
     return "/".join(part for part in parts if part)
 
 
 def instance_of(obj: Json) -> str:
-    """The instance name: the object's own if the API made it, else with letters of its uid, so that it is unique for
-    ever although people use a name again and again, and in several namespaces."""
+    """Return the instance name: the object's own if the API made it, else with letters of its uid, so that it is unique
+    for ever although people reuse names, also in several namespaces.
+    """
     metadata = obj["metadata"]
     name = str(metadata["name"])
     made_as = (metadata.get("annotations") or {}).get(MADE_AS)
@@ -50,7 +51,7 @@ def instance_of(obj: Json) -> str:
 
 
 def owner_reference(obj: Json) -> Json:
-    """What makes another object go when this one does."""
+    """Return the reference with which Kubernetes deletes another object together with this one."""
     metadata = obj["metadata"]
     return {
         "apiVersion": API_VERSION,
@@ -63,7 +64,7 @@ def owner_reference(obj: Json) -> Json:
 
 
 def timestamp(moment: float) -> str:
-    """As Kubernetes writes times: to the second."""
+    """Format a time as Kubernetes does: to the second."""
     return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -75,7 +76,7 @@ def moment_of(text: str) -> float:
 
 
 def options_of_resource(table: Sequence[Option] = TABLE) -> tuple[Option, ...]:
-    """The options as the resource has them. Secrets are none: nobody should read them in an object."""
+    """Return the options of the resource, without secrets: nobody should read them in an object."""
     about = "What the run is called; the object's name by default."
     mine = (option for option in table if option.attribute != "secrets")
     return tuple(replace(o, path="name", about=about) if o.attribute == "name" else o for o in mine)
@@ -85,13 +86,13 @@ OPTIONS = options_of_resource()
 
 
 def body_of(spec: DeploymentSpec, *, secret: str | None = None, options: Sequence[Option] = OPTIONS) -> Json:
-    """The resource's spec, with the defaults written out."""
+    """Return the resource's spec, with the defaults written out."""
     own: Json = {"cancel": spec.wanted is not Wanted.RUN, "freshStarts": spec.gang}
     return to_body(spec, options) | own | ({} if secret is None else {"secretRef": {"name": secret}})
 
 
 def secret_of(obj: Json) -> str | None:
-    """The Secret whose keys are variables of the ranks."""
+    """Return the name of the Secret whose keys are variables of the ranks."""
     reference = (obj.get("spec") or {}).get("secretRef") or {}
     return reference.get("name")
 
@@ -102,7 +103,7 @@ def spec_of(
     options: Sequence[Option] = OPTIONS,
     spec: type[DeploymentSpec] = DeploymentSpec,
 ) -> DeploymentSpec:
-    """The core's spec; `ValidationError` where an object that its schema let pass is none."""
+    """Return the core's spec; `ValidationError` where an object that its schema let pass is none."""
     try:
         metadata, body = obj["metadata"], obj["spec"]
         beside = {

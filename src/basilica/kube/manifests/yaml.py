@@ -1,4 +1,4 @@
-"""Manifests as YAML for people. Every text is quoted as JSON where YAML could read it as something else."""
+"""Manifests as YAML for people. A text that YAML could read as another type is quoted as JSON."""
 
 import json
 import re
@@ -11,7 +11,7 @@ _WORDS = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}
 
 
 def to_yaml(documents: Iterable[Mapping[str, Value]]) -> str:
-    """Documents one after the other; YAML is a superset of JSON, so what has no simple form is JSON."""
+    """Return the documents one after the other; a value without a simple form is JSON, a subset of YAML."""
     return "".join("---\n" + "".join(f"{line}\n" for line in _lines(document)) for document in documents)
 
 

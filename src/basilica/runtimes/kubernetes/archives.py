@@ -1,8 +1,9 @@
-"""Directories that users sent, kept in their namespaces as ConfigMaps: any API server can take one, any pod mount it.
+"""Uploaded directories (archives), kept in the users' namespaces as ConfigMaps: any API server can take one, any pod
+can mount it.
 
-An archive is whole if it has an index, which is written last. Its age is in an annotation of the index. Whoever
-forgets it deletes exactly the versions that it saw to be old, the index first. Whoever wants it touches the index, or,
-where there is none, writes every part anew. So one that is wanted while it is forgotten stays, or is written again.
+An archive is whole if it has an index, which is written last. Its age is in an annotation of the index. Retention
+deletes exactly the versions that it saw to be old, the index first. A new use touches the index, or, where there is
+none, writes every part anew. So an archive that is wanted while it is being deleted stays, or is written again.
 """
 
 import asyncio
@@ -27,14 +28,14 @@ Json = dict[str, Any]
 
 log = logging.getLogger(__name__)
 
-USER_ARCHIVES = 16  # of the largest size: the cluster's database is small, and everybody's
+USER_ARCHIVES = 16  # of the largest size: the cluster's database is small, and shared by all users
 WRITTEN_AT_ONCE = 4
-_checking = Pool("checking", 2)  # minutes, if somebody wants it to take that long: not at everybody's expense
+_checking = Pool("checking", 2)  # a hostile archive may take minutes; a pool of its own keeps that from other requests
 ROOM = "leave out what ranks do not need with .gitignore, or put it into the run's image or a bucket"
 
 
 class ClusterArchives:
-    """`most`: bytes that one archive may have."""
+    """The archives of all users. `most`: the largest size of one archive, in bytes."""
 
     def __init__(self, api: KubeApi, most: int) -> None:
         self._api, self._most = api, most
@@ -73,13 +74,13 @@ class ClusterArchives:
             await self._apply(namespace, objects.index(namespace, digest, size, len(parts), time.time()))
 
     async def _apply(self, namespace: str, body: Json) -> None:
-        """Applied, not created: what two write at once is the same, and an answer that was lost is asked for again."""
+        """Apply rather than create: two concurrent writers write the same body, and a lost answer can be retried."""
         path = objects.path(namespace, body["metadata"]["name"])
         await in_namespace(self._api, namespace, lambda: self._api.apply(path, body, force=True))
 
     async def _check_room(self, namespace: str, size: int) -> None:
         kept = await self._list(objects.path(namespace), objects.INDEXES)
-        used = sum(int(_told(obj, objects.BYTES) or 0) for obj in kept)
+        used = sum(int(_annotation(obj, objects.BYTES) or 0) for obj in kept)
         most = USER_ARCHIVES * self._most
         if used + size > most:
             problem = f"finds {_mebibytes(used)} of other archives, and {_mebibytes(most)} are kept"
@@ -91,7 +92,7 @@ class ClusterArchives:
             return await self._touch(namespace_of(user), digest) is not None
 
     async def _touch(self, namespace: str, digest: str) -> int | None:
-        """How many parts it has, and its age counts from now; None if it is not there."""
+        """Reset the archive's age and return its number of parts; None if it is not there."""
         body = {"metadata": {"annotations": {objects.WANTED_AT: objects.moment(time.time())}}}
         path = objects.path(namespace, objects.index_name(digest))
         try:
@@ -100,7 +101,7 @@ class ClusterArchives:
             except ApiError as error:
                 if not lacks_rights(error):
                     raise
-                found = await self._api.get(path)  # of a namespace that is not there yet there are no rights
+                found = await self._api.get(path)  # a namespace that does not exist yet grants no rights
         except ApiError as error:
             if error.status != 404:
                 raise
@@ -108,7 +109,7 @@ class ClusterArchives:
         return objects.parts_in(found, digest)
 
     async def parts(self, namespace: str, digest: str) -> int:
-        """How many parts a run has to mount; 0 if the archive is not there."""
+        """Return how many parts a run has to mount; 0 if the archive is not there."""
         with refusals("cannot look for the archive"):
             try:
                 found = await self._api.get(objects.path(namespace, objects.index_name(digest)))
@@ -118,21 +119,23 @@ class ClusterArchives:
                 return 0
         return objects.parts_in(found, digest) or 0
 
-    # ---- forgetting ------------------------------------------------------------------------------------------------
+    # ---- retention -------------------------------------------------------------------------------------------------
 
     async def forget(self, in_use: InUse, before: float) -> list[str]:
-        """Also what an upload left that never ended. One request while there is nothing old."""
+        """Delete archives that are old and unused, and leftovers of interrupted uploads. One request while nothing is
+        old.
+        """
         with refusals("cannot remove old archives"):
             found: dict[tuple[str, str], list[Json]] = {}
             for obj in await self._list("/api/v1/configmaps", objects.ALL):
-                digest = _told(obj, objects.DIGEST)
+                digest = _annotation(obj, objects.DIGEST)
                 found.setdefault((obj["metadata"]["namespace"], digest), []).append(obj)
             old = {key: kept for key, kept in found.items() if _wanted_at(kept) < before}
             used = {(namespace_of(user), digest) for user, digest in await in_use()} if old else set()
             return [key[1] for key, kept in old.items() if key not in used and await self._delete(kept)]
 
     async def _delete(self, kept: Sequence[Json]) -> bool:
-        """The index first. False if somebody wants it after all."""
+        """Delete the objects, the index first. False if the archive was wanted again meanwhile."""
         for obj in sorted(kept, key=lambda obj: not _is_index(obj)):
             metadata = obj["metadata"]
             path = objects.path(metadata["namespace"], metadata["name"])
@@ -148,7 +151,7 @@ class ClusterArchives:
         return (await self._api.list(path, label_selector=selector, only_metadata=True))[0]
 
 
-def _told(obj: Json, annotation: str) -> str:
+def _annotation(obj: Json, annotation: str) -> str:
     return str((obj["metadata"].get("annotations") or {}).get(annotation, ""))
 
 
@@ -157,9 +160,9 @@ def _is_index(obj: Json) -> bool:
 
 
 def _wanted_at(kept: Sequence[Json]) -> float:
-    """Of the index; of what has none yet, the newest part: it may still be coming."""
+    """Return the time in the index; without an index, that of the newest part: the upload may still be under way."""
     deciding = [obj for obj in kept if _is_index(obj)] or kept
-    return max(_moment(_told(obj, objects.WANTED_AT)) for obj in deciding)
+    return max(_moment(_annotation(obj, objects.WANTED_AT)) for obj in deciding)
 
 
 def _moment(text: str) -> float:

@@ -1,4 +1,4 @@
-"""The bench probe as its two pods show it. Pure: their reports are in their termination messages."""
+"""Parser of the bench probe's two pods. Pure: their reports are in their termination messages."""
 
 from collections.abc import Collection, Sequence
 
@@ -12,7 +12,7 @@ ELSEWHERE = "not on the nodes of the ranks"
 
 
 def see_bench(pods: Sequence[PodFacts], worker_nodes: Collection[str]) -> SeenBench:
-    """A report of either end is the result; a failure of the first that failed is the reason."""
+    """Return the report of either end as the result, or the problem of the first pod that failed as the reason."""
     for pod in pods:
         if pod.state == "terminated" and pod.exit_code == 0:
             try:
@@ -20,10 +20,10 @@ def see_bench(pods: Sequence[PodFacts], worker_nodes: Collection[str]) -> SeenBe
             except ValueError as error:
                 return SeenBench(phase=BenchPhase.FAILED, message=str(error))
             home = {result.probe_node_a, result.probe_node_b} <= set(worker_nodes)
-            told = f"measured between {result.probe_node_a} and {result.probe_node_b}"
+            message = f"measured between {result.probe_node_a} and {result.probe_node_b}"
             if result.probe_node_a == result.probe_node_b:
-                told = f"measured within {result.probe_node_a}: no network is between pods of one node"
-            message = told if home else f"{told}, {ELSEWHERE}"
+                message = f"measured within {result.probe_node_a}: no network is between pods of one node"
+            message = message if home else f"{message}, {ELSEWHERE}"
             return SeenBench(phase=BenchPhase.SUCCEEDED, message=message, on_worker_nodes=home, result=result)
     failed = [pod for pod in pods if pod.over]
     if failed:

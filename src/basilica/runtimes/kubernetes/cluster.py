@@ -1,4 +1,4 @@
-"""The cluster as the runtime needs it: pods, addresses and nodes in a mirror, and the writes of a run."""
+"""The cluster of the runtime: pods, services and nodes in a mirror, and the writes of a run."""
 
 import asyncio
 import logging
@@ -38,21 +38,23 @@ log = logging.getLogger(__name__)
 
 FORGET_UID_AFTER_S = 30.0
 HELD_AT_MOST_S = 120.0
-UNKNOWN_FOR_S = 10.0  # within which the runs that there are have been looked at
+UNKNOWN_FOR_S = 10.0  # every existing run has been observed once within that time
 NOT_OVER = "status.phase!=Succeeded,status.phase!=Failed"
 
 
 class Keeper(Enum):
-    """Who sees to it that the pods of a run are let go of."""
+    """The owner of the duty to release the deleted pods of a run."""
 
     NOBODY = "nobody"  # this process only reads
     PLAN = "plan"  # the plan for the run's pods
-    UNKNOWN = "unknown"  # the run has not been looked at: it may be gone
-    OVER = "over"  # nothing of the run is to be recorded any more
+    UNKNOWN = "unknown"  # the run has not been observed yet: it may be gone
+    OVER = "over"  # no end of the run's ranks is to be recorded any more
 
 
 class Cluster:
-    """`changed` is called with the instance of each run of which something changed; `keeper` says who lets pods go."""
+    """The mirror and the writes. `changed` is called with the instance of each run that changed; `keeper` returns who
+    releases a run's pods.
+    """
 
     def __init__(
         self,
@@ -69,13 +71,13 @@ class Cluster:
         self._services = Informer(
             api, "/api/v1/services", label_selector=f"{ours}={RENDEZVOUS}", on_change=self._changed_of
         )
-        self._nodes = Informer(api, "/api/v1/nodes", on_change=self._node_changed, on_back=self._asked_again)
+        self._nodes = Informer(api, "/api/v1/nodes", on_change=self._node_changed, on_back=self._api_returned)
         self._facts: dict[str, dict[str, PodFacts]] = {}  # by instance, then uid
         self._probes: dict[str, dict[str, PodFacts]] = {}
         self._rendezvous: dict[str, set[str]] = {}  # uids of the pods of rendezvous, by instance
         self._gone: dict[str, set[str]] = {}
-        self._unseen: dict[str, float] = {}  # uids that a record names and no look has shown, since when
-        self._held: set[str] = set()  # uids of deleted pods that are let go of after a while, whatever happens
+        self._unseen: dict[str, float] = {}  # uids that a record names and the mirror never showed, since when
+        self._held: set[str] = set()  # uids of deleted pods with a timer that releases them, whatever happens
         self._tasks: set[asyncio.Task[None]] = set()
         self.nodes = Nodes()
 
@@ -90,10 +92,12 @@ class Cluster:
     def _informers(self) -> tuple[Informer, ...]:
         return self._nodes, self._services, self._pods
 
-    # ---- looking ---------------------------------------------------------------------------------------------------
+    # ---- reads -----------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """`RuntimeUnavailable` while the mirror may be behind: what it does not show may be there all the same."""
+        """Raise `RuntimeUnavailable` while the mirror may be behind: objects that it does not show may exist all the
+        same.
+        """
         for informer in self._informers():
             if not informer.is_synced or informer.problem is not None:
                 raise RuntimeUnavailable(f"the cluster cannot be seen: {informer.problem or 'nothing was read yet'}")
@@ -102,9 +106,9 @@ class Cluster:
         return self._facts.get(instance, {}).values()
 
     def gone(self, instance: str, named: Collection[str]) -> set[str]:
-        """Which of the named pods are not there any more.
+        """Return which of the named pods do not exist any more.
 
-        One that was never seen may be younger than the mirror: it counts as gone only after a while.
+        A pod that the mirror never showed may be younger than the mirror: it counts as gone only after a while.
         """
         now, known = time.monotonic(), self._facts.get(instance, {})
         gone = self._gone.get(instance, set())
@@ -117,15 +121,15 @@ class Cluster:
         return found
 
     def bench(self, run: Run) -> Collection[PodFacts]:
-        """The pods of the bench probe, if there is one."""
+        """Return the pods of the bench probe, if there is one."""
         return self._probes.get(run.instance, {}).values()
 
     def has_rendezvous_pod(self, run: Run) -> bool:
-        """Whether a pod was made for the rendezvous, wherever it may be."""
+        """Whether a pod exists for the rendezvous, on any node or none."""
         return run.instance in self._rendezvous
 
     def endpoint(self, run: Run) -> str | None:
-        """Where the run's rendezvous is; None if it has none."""
+        """Return the endpoint of the run's rendezvous; None if it has none."""
         service = self._services.get(run.namespace, self.objects(run).rendezvous)
         if service is None or "deletionTimestamp" in service["metadata"]:
             return None
@@ -163,7 +167,7 @@ class Cluster:
             (self._probes if labels.get(ROLE) == BENCH else self._facts).pop(instance, None)
             asyncio.get_running_loop().call_later(FORGET_UID_AFTER_S, self._forget_gone, instance)
         if facts is not None:
-            self._hold(metadata["namespace"], instance, facts)
+            self._schedule_release(metadata["namespace"], instance, facts)
         self._changed(instance)
 
     def _rendezvous_changed(self, pod: Json, instance: str) -> None:
@@ -179,27 +183,27 @@ class Cluster:
             self._changed(instance)
 
     def _forget_gone(self, instance: str) -> None:
-        """Pods that are gone are only asked for soon after; a run that has none any more keeps nothing here."""
+        """Drop the uids of deleted pods of a run that has no pods left: records name such pods only shortly after."""
         if instance not in self._facts:
             self._gone.pop(instance, None)
 
-    def _hold(self, namespace: str, instance: str, pod: PodFacts) -> None:
-        """See to it that a pod that is being deleted is let go of, whoever else forgets it."""
+    def _schedule_release(self, namespace: str, instance: str, pod: PodFacts) -> None:
+        """Start the timer that releases a held pod under deletion, even if no plan does."""
         keeper = self._keeper(instance)
         if not (pod.deleting and pod.held) or pod.uid in self._held or keeper is Keeper.NOBODY:
             return
         self._held.add(pod.uid)
         delay = {Keeper.OVER: 0.0, Keeper.UNKNOWN: UNKNOWN_FOR_S}.get(keeper, HELD_AT_MOST_S)
-        asyncio.get_running_loop().call_later(delay, self._let_go, namespace, instance, pod.uid)
+        asyncio.get_running_loop().call_later(delay, self._release_overdue, namespace, instance, pod.uid)
 
-    def let_go(self, run: Run) -> None:
-        """Nothing of the run is to be recorded any more."""
+    def release_held(self, run: Run) -> None:
+        """Release the run's held pods: no end of its ranks is to be recorded any more."""
         for pod in tuple(self.pods(run.instance)):
             self._held.discard(pod.uid)
-            self._hold(run.namespace, run.instance, pod)
+            self._schedule_release(run.namespace, run.instance, pod)
 
-    def _let_go(self, namespace: str, instance: str, uid: str) -> None:
-        """A pod whose run is gone is asked for by nobody; it must not keep its namespace for ever."""
+    def _release_overdue(self, namespace: str, instance: str, uid: str) -> None:
+        """Release a held pod that no plan released: it must not block the deletion of its namespace for ever."""
         self._held.discard(uid)
         pod = self._facts.get(instance, {}).get(uid)
         if pod is None or not pod.held or (pod.state == "running" and self._keeper(instance) is not Keeper.PLAN):
@@ -213,7 +217,7 @@ class Cluster:
             await self.release(namespace, pod)
         except RuntimeUnavailable as problem:
             log.warning("%s", problem)
-            asyncio.get_running_loop().call_later(HELD_AT_MOST_S, self._let_go, namespace, instance, pod.uid)
+            asyncio.get_running_loop().call_later(HELD_AT_MOST_S, self._release_overdue, namespace, instance, pod.uid)
 
     def _node_changed(self, node: Json) -> None:
         name, now = node["metadata"]["name"], time.monotonic()
@@ -221,7 +225,7 @@ class Cluster:
         if self._nodes.get("", name) is None:
             self.nodes.drop(name, now)
         else:
-            self.nodes.take(node, now)
+            self.nodes.update(node, now)
         if before == self.nodes.facts.get(name):
             return
         everywhere = none_was_ready != self.nodes.all_unready
@@ -229,13 +233,13 @@ class Cluster:
             if everywhere or any(pod.node == name for pod in pods.values()):
                 self._changed(instance)
 
-    def _asked_again(self, away_for: float) -> None:
-        self.nodes.asked_again(away_for, time.monotonic())
+    def _api_returned(self, away_for: float) -> None:
+        self.nodes.api_returned(away_for, time.monotonic())
 
-    # ---- writing ---------------------------------------------------------------------------------------------------
+    # ---- writes ----------------------------------------------------------------------------------------------------
 
     async def make_rendezvous(self, run: Run) -> str:
-        """All but the pods; where the rendezvous will be."""
+        """Create everything of the run but the pods; return the endpoint of the rendezvous."""
         objects, paths = self.objects(run), self.objects(run).paths()
         known = [pod.rendezvous for pod in self.pods(run.instance) if pod.rendezvous and not pod.over]
         address = _address(known[0]) if known else None
@@ -252,14 +256,14 @@ class Cluster:
         return endpoint
 
     async def archive_parts(self, run: Run) -> int:
-        """How many parts the directory has that was sent for the run; 0 if it is not there."""
+        """Return the number of parts of the run's archive; 0 if it is not there."""
         archive = run.spec.archive
         return 0 if archive is None else await self.archives.parts(run.namespace, archive)
 
     async def make_pod(
         self, run: Run, rank: int, incarnation: int, endpoint: str, *, archive_parts: int, group: PodGroup | None
     ) -> str:
-        """Make the pod of a rank, unless it is there; its uid. `ApiError` if Kubernetes refuses it."""
+        """Create the pod of a rank, unless it exists; return its uid. `ApiError` if Kubernetes refuses it."""
         body = self.objects(run).worker_pod(rank, incarnation, endpoint, archive_parts=archive_parts, group=group)
         return await self._create_pod(self.objects(run).pods_path, body)
 
@@ -278,7 +282,9 @@ class Cluster:
 
     @asynccontextmanager
     async def _removal(self, run: Run, what: str) -> AsyncIterator[None]:
-        """A removal, which is Kubernetes' own where the namespace is being deleted and took our rights along."""
+        """Guard a removal: where the namespace is being deleted and took our rights along, Kubernetes itself
+        removes.
+        """
         try:
             yield
         except ApiError as error:
@@ -295,7 +301,7 @@ class Cluster:
                     raise
 
     async def end_pods(self, run: Run) -> None:
-        """Delete all pods of ranks that are not over. Those that are stay, with their logs."""
+        """Delete all pods of ranks that are not over. Pods that are over stay, with their logs."""
         if all(pod.phase in ("Succeeded", "Failed") or pod.deleting for pod in self.pods(run.instance)):
             return
         objects = self.objects(run)
@@ -305,7 +311,7 @@ class Cluster:
             )
 
     async def close_group(self, run: Run, pod: PodFacts) -> None:
-        """Have Kueue know that nothing comes in this pod's place."""
+        """Mark the pod's group for Kueue as one that gets no replacement pod."""
         body = {"metadata": {"annotations": {POD_GROUP_RETRIABLE: "false"}}}
         with refusals(f"cannot close the group of {pod.name}"):
             try:
@@ -329,16 +335,16 @@ class Cluster:
         paths = self.objects(run).paths()
         async with self._removal(run, f"cannot end the rendezvous of {run.instance}"):
             await self._api.delete(paths["rendezvous"])
-            await self._api.delete(paths["rendezvous_service"])  # last: while it is there, it is to be ended
+            await self._api.delete(paths["rendezvous_service"])  # last: until then it counts as not ended
 
     async def release(self, namespace: str, pod: PodFacts) -> None:
-        """Let a pod go that we held for its exit."""
+        """Remove our finalizer from a pod that was held for its exit."""
         path = f"/api/v1/namespaces/{namespace}/pods/{pod.name}"
         with refusals(f"cannot let go of {pod.name}"):
             await self._api.remove_finalizer(path, pod.uid, POD_FINALIZER)
 
     async def remove(self, run: Run) -> None:
-        """Everything of the run, but for finalizers of pods."""
+        """Delete everything of the run, but for finalizers of pods."""
         objects = self.objects(run)
         async with self._removal(run, f"cannot remove what is kept of {run.instance}"):
             await self._api.delete_collection(objects.pods_path, label_selector=objects.selector(WORKER, BENCH))
@@ -352,5 +358,5 @@ def _endpoint(address: str | None) -> str | None:
 
 
 def _address(endpoint: str) -> str | None:
-    """The address in an endpoint."""
+    """Return the address in an endpoint."""
     return endpoint.rpartition(":")[0].strip("[]") or None

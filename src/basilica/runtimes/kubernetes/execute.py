@@ -1,4 +1,4 @@
-"""Commands beside ranks: in the rank's container, by its own entrypoint, which ends them when nobody listens."""
+"""Commands beside ranks: run in the rank's container by its own entrypoint, which ends them when the client is gone."""
 
 import asyncio
 import codecs
@@ -28,15 +28,15 @@ _ENDED = ("container not found", "pod does not exist", "CONTAINER_EXITED", "is n
 async def execute_beside(
     api: KubeApi, run: Run, rank: int, pods: Sequence[PodFacts], argv: Sequence[str]
 ) -> AsyncGenerator[Output | Exited, None]:
-    """`pods` are the rank's, oldest first."""
-    who = f"rank {rank} of {run.instance}"
-    pod = _running(who, pods)
+    """Run a command and yield its output, then its exit code. `pods` are the rank's, oldest first."""
+    label = f"rank {rank} of {run.instance}"
+    pod = _running(label, pods)
     path = f"/api/v1/namespaces/{run.namespace}/pods/{pod.name}"
     decoders = {channel: codecs.getincrementaldecoder("utf-8")("replace") for channel in _NAMES}
-    with _refusals(who):
+    with _refusals(label):
         command = [*_entrypoint(await api.get(path)), "--beside", "--", *argv]
         async with aclosing(execute(api, path, WORKER_CONTAINER, command, stdin=True)) as streams:
-            first = await _started(who, streams)
+            first = await _started(label, streams)
             yield Output("stdout", "")
             if text := decoders[STDOUT].decode(first):
                 yield Output("stdout", text)
@@ -53,26 +53,28 @@ async def execute_beside(
             yield Exited(found)
 
 
-def _running(who: str, pods: Sequence[PodFacts]) -> PodFacts:
+def _running(label: str, pods: Sequence[PodFacts]) -> PodFacts:
     if not pods:
-        raise Conflict(f"{who} was never launched, or its pod is gone")
+        raise Conflict(f"{label} was never launched, or its pod is gone")
     newest = next((pod for pod in reversed(pods) if pod.state == "running"), None)
     if newest is None:
         last = pods[-1]
         state = "has ended" if last.over else "has not started yet"
-        raise Conflict(f"{who} does not run: its pod {last.name} {state}, and commands need its container")
+        raise Conflict(f"{label} does not run: its pod {last.name} {state}, and commands need its container")
     return newest
 
 
 def _entrypoint(pod: Json) -> list[str]:
-    """What stands before the rank's command in the pod itself: it may have been made with other settings than ours."""
+    """Return the output before the rank's command in the pod itself: it may have been made with other settings than
+    ours.
+    """
     container = next(each for each in pod["spec"]["containers"] if each["name"] == WORKER_CONTAINER)
     return list(takewhile(lambda word: word != "--", container["command"]))
 
 
-async def _started(who: str, streams: Streams) -> bytes:
-    """Wait until the command has begun; what it wrote to its standard output with that."""
-    words, code = b"", 0
+async def _started(label: str, streams: Streams) -> bytes:
+    """Wait until the command has begun; return what it wrote to its standard output with that."""
+    output, code = b"", 0
     try:
         async with asyncio.timeout(START_WITHIN_S):
             async for found in streams:
@@ -80,25 +82,25 @@ async def _started(who: str, streams: Streams) -> bytes:
                     code = found
                     break
                 channel, data = found
-                if channel == STDOUT and data.startswith(COMMAND_RUNS) and not words:
+                if channel == STDOUT and data.startswith(COMMAND_RUNS) and not output:
                     return data.removeprefix(COMMAND_RUNS)
-                words = (words + data)[:WORDS_MAX]
+                output = (output + data)[:WORDS_MAX]
     except TimeoutError:
-        raise RuntimeUnavailable(f"no command was started beside {who} within {START_WITHIN_S:g} s") from None
+        raise RuntimeUnavailable(f"no command was started beside {label} within {START_WITHIN_S:g} s") from None
     if code == KILLED:
-        raise Conflict(f"{who} does not run any more: its container was ended as the command began")
-    said = words.decode(errors="replace").strip() or "nothing"
-    raise Conflict(f"no command can be run beside {who}: its image's entrypoint does not know how, and said {said}")
+        raise Conflict(f"{label} does not run any more: its container was ended as the command began")
+    answer = output.decode(errors="replace").strip() or "nothing"
+    raise Conflict(f"no command can be run beside {label}: its image's entrypoint does not know how, and said {answer}")
 
 
 @contextmanager
-def _refusals(who: str) -> Iterator[None]:
+def _refusals(label: str) -> Iterator[None]:
     try:
         yield
     except ApiError as error:
         if error.status in (400, 404) or any(words in error.message for words in _ENDED):
-            raise Conflict(f"{who} does not run any more: {error}") from error
-        problem = f"the command beside {who}: {error}"
+            raise Conflict(f"{label} does not run any more: {error}") from error
+        problem = f"the command beside {label}: {error}"
         if error.status == 403:
             problem += "; the control plane needs the right to `create` and `get` pods/exec: apply what "
             problem += "`basilica manifests` prints"

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 
 class FairSlots:
-    """So many holders at a time. Those who wait are served by run in turn: a large gang does not delay a small one."""
+    """A semaphore whose waiters are served by run in turn: a large gang does not delay a small one."""
 
     def __init__(self, slots: int) -> None:
         self._free = slots
@@ -31,7 +31,7 @@ class FairSlots:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self._release()  # the slot was given just before: it is the next one's
+                self._release()  # the slot was granted just before the cancellation: pass it on
             raise
 
     def _release(self) -> None:

@@ -1,7 +1,7 @@
-"""What is left of a run when its rendezvous is gone: results, last reports and series of its ranks, in one Secret.
+"""The Secret that outlives a run's rendezvous: results, last reports and series of its ranks.
 
-It is written before the rendezvous ends and by whoever ends it: an operator that is killed in between is followed by
-one that writes it again.
+The operator that ends the rendezvous writes it first. If that operator is killed in between, its successor writes the
+Secret again.
 """
 
 import asyncio
@@ -31,8 +31,8 @@ KEPT_IN_MEMORY = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Telling:
-    """What ranks told: their last reports as they wrote them, and their series."""
+class Reported:
+    """The last reports of ranks, as they wrote them, and their series."""
 
     reports: Mapping[int, str] = field(default_factory=dict)
     series: PointsBySource = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Telling:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What was kept, as it was kept."""
+    """The content of the Secret."""
 
     annotations: Mapping[str, str]
     data: Mapping[str, bytes]
@@ -65,10 +65,11 @@ class Kept:
 NOTHING = Kept({}, {})
 
 
-def to_keep(results: Mapping[int, bytes], telling: Telling) -> Kept:
-    """As much as one object holds.
+def to_keep(results: Mapping[int, bytes], reported: Reported) -> Kept:
+    """Return as much as one object holds.
 
-    Results that do not fit are not kept at all, and who asks for them is told so; series are thinned until they fit.
+    Results that do not fit are not kept at all, and a reader gets an error that says so; series are thinned until they
+    fit.
     """
     annotations: dict[str, str] = {}
     size = sum(map(len, results.values()))
@@ -76,11 +77,11 @@ def to_keep(results: Mapping[int, bytes], telling: Telling) -> Kept:
         annotations[RESULTS_DROPPED] = str(size)
         results, size = {}, 0
     data = {f"rank-{rank}": value for rank, value in results.items()}
-    if telling.reports:
-        data["reports"] = _fitting(telling.reports, KEPT_BYTES_MAX - size)
+    if reported.reports:
+        data["reports"] = _fitting(reported.reports, KEPT_BYTES_MAX - size)
         size += len(data["reports"])
-    if telling.series:
-        packed = pack(telling.series, points=POINTS, room=KEPT_BYTES_MAX - size)
+    if reported.series:
+        packed = pack(reported.series, points=POINTS, room=KEPT_BYTES_MAX - size)
         data["series"] = packed.data
         if packed.left_out:
             annotations[SERIES_LEFT_OUT] = str(packed.left_out)
@@ -88,7 +89,7 @@ def to_keep(results: Mapping[int, bytes], telling: Telling) -> Kept:
 
 
 def _fitting(reports: Mapping[int, str], room: int) -> bytes:
-    """Of all ranks, or, where each told so much that it would not fit, of as many as do, the lowest first."""
+    """Pack the reports of all ranks, or, where they do not fit, of as many as do, the lowest first."""
     ranks = sorted(reports)
     while True:
         data = zlib.compress(json.dumps({str(rank): reports[rank] for rank in ranks}).encode(), 9)
@@ -98,25 +99,25 @@ def _fitting(reports: Mapping[int, str], room: int) -> bytes:
         ranks = ranks[: len(ranks) // 2]
 
 
-class Keeping:
-    """`objects` renders what a run has on the cluster."""
+class KeptResults:
+    """Writes and reads the Secrets. `objects` renders the objects of a run on the cluster."""
 
     def __init__(self, api: KubeApi, objects: Callable[[Run], RunObjects]) -> None:
         self._api, self._objects = api, objects
         self._known: dict[str, Kept] = {}
 
-    async def keep(self, run: Run, results: Mapping[int, bytes], telling: Telling) -> None:
-        """Nothing is written where there is nothing to keep."""
-        if not results and not telling.reports and not telling.series:
+    async def keep(self, run: Run, results: Mapping[int, bytes], reported: Reported) -> None:
+        """Write the Secret, unless there is nothing to keep."""
+        if not results and not reported.reports and not reported.series:
             return
-        kept, objects = await asyncio.to_thread(to_keep, results, telling), self._objects(run)
+        kept, objects = await asyncio.to_thread(to_keep, results, reported), self._objects(run)
         if SERIES_LEFT_OUT in kept.annotations:
             log.warning("%s: %s series have no room and are not kept", run.instance, kept.annotations[SERIES_LEFT_OUT])
         with refusals(f"cannot keep what the ranks of {run.instance} gave"):
             await self._api.apply(objects.paths()["kept"], objects.keep(kept.data, kept.annotations), force=True)
 
-    async def kept(self, run: Run, *, for_good: bool) -> Kept:
-        """`for_good`: the rendezvous is gone, so that this will not change any more."""
+    async def read(self, run: Run, *, for_good: bool) -> Kept:
+        """Return the content of the run's Secret. `for_good`: the rendezvous is gone, so that it can be cached."""
         known = self._known.get(run.instance)
         if known is not None:
             return known

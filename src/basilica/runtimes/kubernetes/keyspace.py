@@ -1,4 +1,4 @@
-"""The keyspace of one run, as the control plane uses it: orders out, records in, both mirrored here."""
+"""The control plane's client of one run's keyspace: orders out, records in, both mirrored here."""
 
 import asyncio
 import base64
@@ -30,16 +30,18 @@ from basilica.rendezvous.orders import (
 )
 from basilica.rendezvous.pairs import parse_report
 from basilica.rendezvous.presence import load_heard
-from basilica.runtimes.kubernetes.node_evidence import Listening
+from basilica.runtimes.kubernetes.node_evidence import Heartbeats
 from basilica.runtimes.kubernetes.wakes import Tally
 
 NOT_STARTED = CANCELLED
-SHOWN_AFTER_S = 3.0  # a rendezvous that only starts again is back before that
+SHOWN_AFTER_S = 3.0  # a rendezvous that merely restarts is back before that
 DEFAULT_TIMES = FenceTimes()
 
 
 class RunKeys:
-    """`changed` is called after each change. Orders that the keyspace has yet to take are kept and given again."""
+    """The mirror and the writer. `changed` is called after each change. Orders that the keyspace has not confirmed are
+    kept and written again.
+    """
 
     def __init__(
         self, endpoint: str, instance: str, changed: Callable[[], None], times: FenceTimes = DEFAULT_TIMES
@@ -47,11 +49,11 @@ class RunKeys:
         self.endpoint, self._instance, self._changed = endpoint, instance, changed
         self._keys = KeysClient(endpoint)
         self._writing = asyncio.Lock()
-        self._mirror = KeysMirror(endpoint, ROOT, self._take_in)
+        self._mirror = KeysMirror(endpoint, ROOT, self._apply_change)
         self._orders: dict[int, Order] = {}
         self._pending: dict[int, Order] = {}  # not yet written, or written and not yet seen
         self.records: dict[tuple[int, int], AttemptRecord] = {}
-        self.listening = Listening(times)
+        self.heartbeats = Heartbeats(times)
         self._silent_since = time.monotonic()
         self._driver: asyncio.Task[None] | None = None
         self._tasks = [asyncio.create_task(self._mirror.run(), name=f"keys-{instance}")]
@@ -63,11 +65,11 @@ class RunKeys:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._keys.close()
 
-    # ---- looking ---------------------------------------------------------------------------------------------------
+    # ---- reads -----------------------------------------------------------------------------------------------------
 
     @property
     def known(self) -> bool:
-        """Whether it has answered since we began to ask."""
+        """Whether the keyspace has answered at least once."""
         return self._mirror.known
 
     @property
@@ -80,7 +82,7 @@ class RunKeys:
         return {**self._orders, **self._pending}
 
     def tally(self, marks: Sequence[int]) -> Tally:
-        """How the attempts stand that are ordered."""
+        """Count the states of the ordered attempts."""
         found = [self.records.get((rank, order.attempt)) for rank, order in self.orders.items()]
         ends = [record.ended for record in found if record is not None and record.ended is not None]
         return Tally(
@@ -92,7 +94,9 @@ class RunKeys:
         )
 
     def seen(self, now: float) -> SeenRendezvous:
-        """`now`: by the wall clock. A silence that may be over in a moment is not shown, nor one before any answer."""
+        """Return the rendezvous for a sighting. `now`: by the wall clock. A short silence is not shown, as it may be
+        over in a moment, nor is one before the first answer.
+        """
         silence = self.silent_for
         return SeenRendezvous(
             endpoint=self.endpoint,
@@ -101,12 +105,14 @@ class RunKeys:
         )
 
     def shown_in(self) -> float | None:
-        """Seconds until a silence is to be shown, if it lasts; None if there is none, or it is shown already."""
+        """Return the seconds until a silence is to be shown, if it lasts; None if there is none, or it is shown
+        already.
+        """
         silence = self.silent_for
         return SHOWN_AFTER_S - silence if self.known and 0.0 < silence < SHOWN_AFTER_S else None
 
     def failing(self, hosts: tuple[str, ...]) -> tuple[Pair, ...]:
-        """The ways between hosts, by the names that ranks' reach agents have, that do not work."""
+        """Return the broken ways between hosts, which are named as the ranks' reach agents name themselves."""
         reports: dict[str, Mapping[str, str]] = {}
         for key, value in self._mirror.values.items():
             report = parse_report(value) if key.startswith(f"{PAIRS}/") else None
@@ -115,7 +121,9 @@ class RunKeys:
         return failing_pairs(hosts, reports)
 
     async def results(self) -> dict[int, bytes]:
-        """Read anew: of an end that a container told of, the copy may not know yet, nor of the result before it."""
+        """Read the results from the keyspace, not the mirror: the mirror may lag behind a container's end and the
+        result before it.
+        """
         try:
             found = await self._keys.get(RESULTS, recursive=True)
         except NoAnswer as error:
@@ -126,12 +134,12 @@ class RunKeys:
     def reports(self) -> dict[int, str]:
         return dict(_by_rank(self._mirror.values, REPORTS))
 
-    def _take_in(self, key: str | None) -> None:
+    def _apply_change(self, key: str | None) -> None:
         values = self._mirror.values
         if key is None:
-            self._listen_anew()
+            self._reload_heartbeats()
             self._orders = orders_in(values)
-            self.records |= records_in(values)  # one that a lost keyspace has forgotten is true all the same
+            self.records |= records_in(values)  # a record stays true even if the keyspace lost it
             self._silent_since = time.monotonic()
             if self._mirror.fresh and self._pending:
                 self._tasks.append(asyncio.create_task(self._write_pending()))
@@ -145,22 +153,22 @@ class RunKeys:
             if record is not None and rank.isdecimal() and attempt.isdecimal():
                 self.records[int(rank), int(attempt)] = record
         elif key.startswith(f"{HEARD}/"):
-            self.listening.take(key.removeprefix(f"{HEARD}/"), load_heard(values.get(key, "")), time.monotonic())
+            self.heartbeats.update(key.removeprefix(f"{HEARD}/"), load_heard(values.get(key, "")), time.monotonic())
         elif key == HEARD:
-            self._listen_anew()
+            self._reload_heartbeats()
         self._pending = {n: order for n, order in self._pending.items() if self._orders.get(n) != order}
         self._changed()
 
-    def _listen_anew(self) -> None:
+    def _reload_heartbeats(self) -> None:
         now = time.monotonic()
         if not self._mirror.fresh:
-            self.listening.pause(now)
+            self.heartbeats.pause(now)
             return
         keys = (key for key in self._mirror.values if key.startswith(f"{HEARD}/"))
         found = {key.removeprefix(f"{HEARD}/"): load_heard(self._mirror.values[key]) for key in keys}
-        self.listening.begin({agent: heard for agent, heard in found.items() if heard is not None}, now)
+        self.heartbeats.reload({agent: heard for agent, heard in found.items() if heard is not None}, now)
 
-    # ---- writing ---------------------------------------------------------------------------------------------------
+    # ---- writes ----------------------------------------------------------------------------------------------------
 
     async def announce(self, announcement: Announcement, *, drives_torch: bool) -> None:
         says = announced(self._mirror.values) if self._mirror.fresh else None
@@ -176,7 +184,9 @@ class RunKeys:
             raise RuntimeUnavailable(f"the rendezvous of {self._instance} does not answer: {error}") from error
 
     def launch(self, orders: Mapping[int, Order]) -> None:
-        """Have these run, at once or as soon as the keyspace answers. An order for a later attempt stands."""
+        """Order these attempts to run, at once or as soon as the keyspace answers. An order for a later attempt is
+        kept.
+        """
         for rank, order in orders.items():
             known = self.orders.get(rank)
             if known is None or known.attempt < order.attempt:
@@ -191,10 +201,12 @@ class RunKeys:
                 for rank, order in list(self._pending.items()):
                     await must(self._keys.put(order_key(rank), order.dump()))
         except NoAnswer:
-            return  # they are kept, and written when it answers
+            return  # the orders stay pending until the keyspace answers
 
     async def stop(self, orders: Mapping[int, Order]) -> None:
-        """Have these end. What nobody has claimed never will be: it is claimed for nobody."""
+        """Order these attempts to end. An attempt that nobody has claimed gets a tombstone, so that nobody ever
+        will.
+        """
         changed: dict[int, Order] = {}
         for rank, order in orders.items():
             known = self.orders.get(rank)
@@ -204,7 +216,7 @@ class RunKeys:
             grace = order.grace if known is None or known.run else min(order.grace, known.grace)
             wanted = Order(attempt=order.attempt, run=False, grace=grace, leave=order.leave)
             if wanted != self._orders.get(rank):
-                changed[rank] = self._pending[rank] = wanted  # whoever looks meanwhile must not take it for running
+                changed[rank] = self._pending[rank] = wanted  # a concurrent look must not take it for running
         for rank, order in changed.items():
             await self._do(must(self._keys.put(order_key(rank), order.dump())))
         unclaimed = [
@@ -221,13 +233,13 @@ class RunKeys:
             raise NoAnswer(f"{answer.status} {answer.body.get('message', '')}")
 
     async def conclude(self, ends: Mapping[tuple[int, int], Ended]) -> None:
-        """Record how attempts ended that could not say so themselves."""
+        """Record the ends of attempts whose agents could not record them."""
         for (rank, attempt), ended in ends.items():
             record = replace(self.records[rank, attempt], ended=ended)
             await self._do(must(self._keys.put(attempt_key(rank, attempt), record.dump())))
 
     async def dismiss(self, ranks: Iterable[int]) -> None:
-        """Have the containers of these ranks end: nothing more is wanted of them."""
+        """Order the containers of these ranks to end."""
         for rank in ranks:
             known = self.orders.get(rank)
             order = Order(attempt=known.attempt if known is not None else 0, run=False, leave=True)

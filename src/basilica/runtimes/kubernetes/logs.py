@@ -1,6 +1,6 @@
-"""The log of a rank: that of its pods, one after the other, which hold the output of all attempts that ran in them.
+"""The log of a rank: the logs of its pods, one after the other, which hold the output of all attempts that ran in them.
 
-A place in it is a pod and a number of lines. It is read from the node that runs the pod, while the pod is there.
+A cursor is a pod and a number of lines. Lines are read from the node that runs the pod, while the pod exists.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from basilica.kube.manifests.run import WORKER_CONTAINER
 from basilica.ports import LogChunk
 from basilica.runtimes.kubernetes.parse import PodFacts
 
-QUIET_S = 0.3  # without a line for so long, all that was there has come
+QUIET_S = 0.3  # after so long without a line, the backlog has arrived
 AGAIN_S = 1.0
 LINE_MAX = 1 << 20
 BEGINNING = ":0"
@@ -24,8 +24,9 @@ Pods = Callable[[], Sequence[PodFacts]]  # of the rank, oldest first
 
 
 class Splitter:
-    """Splits a stream of bytes into lines. One longer than `LINE_MAX` comes in pieces, each of which counts as a line:
-    where they are cut depends on the line alone, so that numbers of lines mean the same to every reader."""
+    """Splits a stream of bytes into lines. A line longer than `LINE_MAX` comes in pieces, each of which counts as a
+    line: the cuts depend on the line alone, so that numbers of lines mean the same to every reader.
+    """
 
     def __init__(self) -> None:
         self.rest = b""
@@ -44,7 +45,7 @@ def _parts(line: bytes) -> list[bytes]:
 
 
 async def tail(api: KubeApi, namespace: str, rank: int, pods: Sequence[PodFacts], lines: int | None) -> LogChunk:
-    """The last lines over all pods; the cursor stands after them."""
+    """Return the last lines over all pods, with the cursor after them."""
     found: list[str] = []
     cursor = ""
     for pod in reversed(pods):
@@ -63,7 +64,7 @@ async def tail(api: KubeApi, namespace: str, rank: int, pods: Sequence[PodFacts]
 
 
 async def tail_cursor(api: KubeApi, namespace: str, pods: Sequence[PodFacts], lines: int) -> str:
-    """The cursor before the last lines over all pods: they are counted, not kept."""
+    """Return the cursor before the last lines over all pods: they are counted, not kept."""
     cursor = BEGINNING
     for pod in reversed(pods):
         count = 0
@@ -78,8 +79,9 @@ async def tail_cursor(api: KubeApi, namespace: str, pods: Sequence[PodFacts], li
 
 
 async def _read_now(api: KubeApi, namespace: str, pod: PodFacts, skip: int = 0) -> AsyncGenerator[list[str], None]:
-    """The lines that a pod has written so far after the first `skip`, some at a time; of an ended one also what has no
-    newline behind it."""
+    """Yield the lines that a pod has written so far after the first `skip`, some at a time; of an ended pod also a last
+    line without a newline.
+    """
     splitter = Splitter()
     try:
         async with aclosing(api.logs(_path(namespace, pod), container=WORKER_CONTAINER)) as stream:
@@ -125,7 +127,7 @@ class Follower:
                     yield chunk
 
     async def read(self, cursor: str | None) -> AsyncGenerator[LogChunk, None]:
-        """What there is now."""
+        """Yield the lines that exist now."""
         self._begin_at(cursor)
         for pod in self._pods():
             if pod.uid in self._read:
@@ -150,11 +152,11 @@ class Follower:
                 self._read.add(pod.uid)
 
     def _next_pod(self) -> PodFacts | None:
-        """The oldest that has something to say and was not read yet."""
+        """Return the oldest pod that has a log and was not read yet."""
         return next((pod for pod in self._pods() if pod.uid not in self._read and _has_log(pod)), None)
 
     async def _early_pod(self) -> PodFacts | None:
-        """One that has something to say before its status tells that it began: a short rank has ended by then."""
+        """Return a pod that has lines before its status shows that it began: a short rank has ended by then."""
         for pod in self._pods():
             if pod.uid not in self._read and pod.node and await self._has_lines(pod):
                 return pod
@@ -167,7 +169,7 @@ class Follower:
         return False
 
     async def _read_after(self, pod: PodFacts, skip: int) -> AsyncGenerator[list[str], None]:
-        """What the pod has written so far after so many lines; nothing if that cannot be read now."""
+        """Yield the lines that the pod has written so far after `skip` lines; none if they cannot be read now."""
         with suppress(RuntimeUnavailable):
             async with aclosing(_read_now(self._api, self._namespace, pod, skip)) as read:
                 async for lines in read:
@@ -177,7 +179,9 @@ class Follower:
         return LogChunk(self._rank, lines, f"{self._uid}:{self._lines}")
 
     async def _follow_pod(self, pod: PodFacts) -> AsyncGenerator[LogChunk, None]:
-        """Until its container has ended and all is read, or the connection broke: then it is begun again."""
+        """Yield lines until the container has ended and all is read, or the connection broke: `follow` then begins
+        again.
+        """
         pieces: asyncio.Queue[bytes | ApiError | None] = asyncio.Queue(maxsize=1)
         reader = asyncio.create_task(self._stream(pod, pieces))
         skip, splitter, quiet, caught_up = self._lines, Splitter(), False, False
@@ -189,7 +193,7 @@ class Follower:
                         piece = await pieces.get()
                 except TimeoutError:
                     quiet = True
-                    if not caught_up:  # silence may be that of a slow connection, and what is there must not be missed
+                    if not caught_up:  # the connection may just be slow, and existing lines must not be missed
                         caught_up = True
                         async with aclosing(self._read_after(pod, self._lines)) as read:
                             async for missing in read:

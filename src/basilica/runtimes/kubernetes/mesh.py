@@ -1,4 +1,4 @@
-"""The network between the nodes of a run, as its ranks tell of it. Pure."""
+"""The network between the nodes of a run, from the reports of its ranks. Pure."""
 
 from collections.abc import Callable, Collection
 
@@ -10,11 +10,11 @@ Failing = Callable[[tuple[str, ...]], tuple[Pair, ...]]  # the ways between thes
 
 
 def see_mesh(pods: Collection[PodFacts], world: WorldSize, failing: Failing, limit_seconds: float) -> SeenMesh | None:
-    """The nodes of the ranks, once as many as the run needs have one; before that there is nothing to be let go. That
-    they have one does not mean that they run: an image may still be on its way.
+    """Return the nodes of the ranks, once as many ranks as the run needs have one; before that no gate can be opened. A
+    rank that has a node need not run yet: its image may still be on its way.
 
-    Each rank has an agent, named by its node and itself, that tells of every other: pods of one node have addresses of
-    their own. What is wrong between two agents is wrong between their nodes.
+    Each rank has an agent, named by its node and itself, that reports on every other: pods of one node have addresses
+    of their own. A failure between two agents is a failure between their nodes.
     """
     placed = [pod for pod in pods if pod.node and not pod.over and not pod.deleting and pod.rank < world.target]
     if len({pod.rank for pod in placed}) < world.min:

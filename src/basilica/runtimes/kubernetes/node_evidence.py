@@ -1,16 +1,16 @@
-"""Evidence that a rank is lost with its node: what counts, and from when. Pure; times are of one monotonic clock.
+"""Evidence that a rank is lost with its node: which facts count, and from when. Pure; times are of one monotonic clock.
 
-A node that is not ready is no evidence by itself. It says that the API server has not heard from the kubelet, and the
+A node that is not ready is no evidence by itself. It means that the API server has not heard from the kubelet, and the
 rank may be well. The evidence counts only
 
-- from when the API server could be asked again, if it was away: no node could tell it anything meanwhile;
-- from when at least one node was ready again, if all were unready together: Kubernetes evicts nobody then either;
+- from the API server's return, if it was away: no node could report to it meanwhile;
+- from when at least one node was ready again, if all were unready together: Kubernetes evicts no pod then either;
 - once the run's rendezvous has not heard from the rank's agent for `FenceTimes.lost_after`, so that an agent that is
   cut off has stopped its rank before another is launched (`core.fencing`).
 
-While the rendezvous itself cannot be asked nobody is lost: unknown is a state. A rendezvous that has just started has
-heard nobody yet. Then the silence of an agent begins with the last word that anybody had of the one before: the agents
-that are there say when they had it, and we know until when we followed it.
+While the rendezvous itself does not answer no rank is lost: unknown is a state. A rendezvous that has just started has
+heard from no agent yet. Then the silence of an agent begins with the last contact that anybody had with the former
+rendezvous: the agents that are there report theirs, and our mirror knows until when it followed.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from basilica.rendezvous.presence import MISSED, Heard
 
 Json = dict[str, Any]
 
-AWAY_COUNTS_S = 5.0  # an API server that was away for less has missed no word of a kubelet that mattered
+AWAY_COUNTS_S = 5.0  # an API server that was away for less has missed no report of a kubelet that mattered
 SETTLE_BEATS = 3.0  # until all agents that are there have found a rendezvous that has just started
 
 
@@ -37,14 +37,14 @@ class NodeFacts:
 
 
 class Nodes:
-    """The nodes of the cluster, and from when on their silence counts."""
+    """The nodes of the cluster, and the moment from which their silence counts."""
 
     def __init__(self) -> None:
         self.facts: dict[str, NodeFacts] = {}
         self.counted_from = 0.0
 
-    def take(self, node: Json, now: float) -> NodeFacts:
-        """Take in a node as the API server shows it. `now` is by our own clock, not by another machine's."""
+    def update(self, node: Json, now: float) -> NodeFacts:
+        """Update a node from the API server's object. `now` is by our own clock, not by another machine's."""
         name, labels = node["metadata"]["name"], node["metadata"].get("labels") or {}
         conditions = (node.get("status") or {}).get("conditions") or ()
         ready = next((each for each in conditions if each["type"] == "Ready"), None)
@@ -61,8 +61,8 @@ class Nodes:
         self.facts.pop(name, None)
         self._count_anew(none_was_ready, now)
 
-    def asked_again(self, away_for: float, now: float) -> None:
-        """The API server answers again, after it could not be asked for so long."""
+    def api_returned(self, away_for: float, now: float) -> None:
+        """Note that the API server answers again after `away_for` seconds."""
         if away_for >= AWAY_COUNTS_S:
             self.counted_from = max(self.counted_from, now)
 
@@ -75,29 +75,29 @@ class Nodes:
             self.counted_from = max(self.counted_from, now)
 
 
-class Listening:
-    """The agents that the run's rendezvous hears from, as its keys say, with the moments at which we learnt it."""
+class Heartbeats:
+    """The agents that the run's rendezvous hears from, by its keys, with the moments at which the keys were read."""
 
     def __init__(self, times: FenceTimes) -> None:
         self._times = times
         self._entries: dict[str, tuple[Heard, float]] = {}
         self._heard: set[str] = set()
-        self._last_word: float | None = None  # that somebody had of the rendezvous before this one
+        self._last_word: float | None = None  # the last contact of any agent with the former rendezvous
         self._fresh_since: float | None = None
         self._followed_until = 0.0
 
-    def begin(self, entries: Mapping[str, Heard], now: float) -> None:
-        """The keys were read anew. An entry that we know already stays as old as it is."""
+    def reload(self, entries: Mapping[str, Heard], now: float) -> None:
+        """Replace all entries after a full read of the keys. An unchanged entry keeps its age."""
         before = self._entries
         self._entries, self._heard, self._last_word = {}, set(), None
         for agent, heard in entries.items():
             known = before.get(agent)
-            self.take(agent, heard, known[1] if known is not None and known[0] == heard else now)
+            self.update(agent, heard, known[1] if known is not None and known[0] == heard else now)
         if self._fresh_since is None:
             self._fresh_since = now
 
-    def take(self, agent: str, heard: Heard | None, now: float) -> None:
-        """The key of one agent has changed; None: it is gone."""
+    def update(self, agent: str, heard: Heard | None, now: float) -> None:
+        """Update the entry of one agent; None: its key is gone."""
         self._heard.discard(agent)
         if heard is None:
             self._entries.pop(agent, None)
@@ -109,17 +109,17 @@ class Listening:
             self._last_word = max(now - heard.gap, self._last_word or 0.0)
 
     def pause(self, now: float) -> None:
-        """The rendezvous does not answer us any more."""
+        """Note that the rendezvous does not answer any more."""
         if self._fresh_since is not None:
             self._fresh_since, self._followed_until = None, now
 
     def settles_in(self, now: float) -> float:
-        """Seconds until all agents that are there must have been heard from."""
+        """Return the seconds until the rendezvous must have heard from all agents that are there."""
         left = 0.0 if self._fresh_since is None else self._fresh_since + SETTLE_BEATS * self._times.heartbeat - now
         return max(0.0, left)
 
     def silence(self, agent: str, now: float) -> float | None:
-        """For how many seconds the rendezvous has heard nothing of an agent; None if we cannot ask it."""
+        """Return for how many seconds the rendezvous has not heard from an agent; None while it does not answer."""
         if self._fresh_since is None:
             return None
         if agent in self._entries:
@@ -130,7 +130,7 @@ class Listening:
         return now - min(self._fresh_since, max(self._last_word, self._followed_until))
 
     def missed(self, agent: str, now: float) -> float | None:
-        """The silence of an agent, if it is long enough to be shown: it was heard from before, or others are."""
+        """Return the silence of an agent, if it is long enough to be shown: it was heard from before, or others are."""
         silence = self.silence(agent, now)
         known = agent in self._entries or bool(self._heard)
         return silence if known and silence is not None and silence >= MISSED * self._times.heartbeat else None
@@ -138,10 +138,10 @@ class Listening:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """All that is known at one moment. `patience`: how long a node that is not ready is waited for.
+    """The facts at one moment. `patience`: how long an unready node is waited for.
 
-    `silences`: of agents, by the uid of their pod, where the rendezvous could be asked. `missed`: those to be shown.
-    `settles_in`: seconds until a rendezvous that has just started must have heard from all that are there.
+    `silences`: of agents, by the uid of their pod, where the rendezvous answers. `missed`: those to be shown.
+    `settles_in`: seconds until a rendezvous that has just started must have heard from all agents that are there.
     """
 
     now: float = 0.0
@@ -157,7 +157,7 @@ class Evidence:
         return self.nodes.get(node, NodeFacts())
 
     def is_ready(self, node: str) -> bool:
-        """Whether its kubelet speaks for its pods. One that is not in the cluster does not."""
+        """Whether the node's kubelet reports on its pods. A node that is not in the cluster does not."""
         return node in self.nodes and self.nodes[node].unready_since is None
 
     def is_unready(self, node: str) -> bool:
@@ -169,7 +169,7 @@ class Evidence:
         return silence is not None and silence >= self.lost_after
 
     def silent_in(self, pod: str) -> float | None:
-        """Seconds until `is_silent`, if nothing changes; None if that needs a change, or has come."""
+        """Return the seconds until `is_silent`, if nothing changes; None if that needs a change, or has come."""
         silence = self.silences.get(pod)
         if not silence or silence >= self.lost_after:
             return None
@@ -187,13 +187,15 @@ class Evidence:
         return self.node_is_lost(node) and self.is_silent(pod)
 
     def lost_in(self, pod: str, node: str) -> float | None:
-        """Seconds until the pod's rank counts as lost, if nothing changes; None if that needs a change, or has come."""
+        """Return the seconds until the pod's rank counts as lost, if nothing changes; None if that needs a change, or
+        has come.
+        """
         due, silence = self._node_due(node), self.silences.get(pod)
         if due is None or not silence:
             return None
         left = max(due - self.now, self.lost_after - silence)
         if self.settles_in > 0.0:
-            left = min(left, self.settles_in)  # what is known then may be more
+            left = min(left, self.settles_in)  # more may be known by then
         return left if left > 0.0 else None
 
     def _node_due(self, node: str) -> float | None:

@@ -1,7 +1,6 @@
-"""From pods, nodes, orders and records to ranks as they are. Pure.
+"""Parser from pods, nodes, orders and records to observed ranks. Pure.
 
-Records are the ranks' own word and come first. Where one is silent the container's status speaks, and where that is
-silent the node's.
+The rank's own record comes first; without one the container's status counts, and without that the node's.
 """
 
 import json
@@ -27,7 +26,7 @@ from basilica.runtimes.kubernetes.node_evidence import Evidence
 Json = dict[str, Any]
 
 ENDED_ATTEMPTS_SHOWN = 4
-TERMINATED = "Terminated"  # by the platform; what exactly is on the pod's conditions
+TERMINATED = "Terminated"  # by the platform; the pod's conditions have the cause
 _DISRUPTIONS = {
     "EvictionByEvictionAPI": "Evicted",
     "TerminationByKubelet": "Evicted",
@@ -37,17 +36,17 @@ _DISRUPTIONS = {
 }
 _NEVER_STARTED = (START_ERROR, "ContainerCannotRun")
 _OF_THE_ENTRYPOINT = (1, 2, 126, 127, 128)  # codes of an entrypoint that is not there or cannot begin
-_HOPELESS = ("InvalidImageName",)  # all else that keeps a container waiting may pass
+_HOPELESS = ("InvalidImageName",)  # every other reason for a waiting container may pass
 _TAIL_LINES, _TAIL_CHARS = 20, 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodFacts:
-    """What counts of one pod of a gang. `disruption`: in our word, if the platform ended it.
+    """The relevant facts of one pod of a gang. `disruption`: our reason, if the platform ended it.
 
-    `incarnation` counts the pods of a rank. `rendezvous`: the endpoint that its entrypoint knows. `gated`: something
-    other than the scheduler, such as a queue, has yet to admit it. `group`: with whom Kueue admits it; `group_closed`:
-    that group waits for no pod in its place.
+    `incarnation` counts the pods of a rank. `rendezvous`: the endpoint that its entrypoint knows. `gated`: a queue or
+    another gate than the scheduler has yet to admit it. `group`: the pods that Kueue admits together with it;
+    `group_closed`: that group waits for no replacement pod.
     """
 
     name: str
@@ -73,27 +72,27 @@ class PodFacts:
 
     @property
     def over(self) -> bool:
-        """Its container will not run any more."""
+        """Whether its container will not run any more."""
         return self.state == "terminated" or self.phase in ("Succeeded", "Failed")
 
     @property
-    def told_by_node(self) -> bool:
-        """Its node has seen the container end."""
+    def seen_ended_by_node(self) -> bool:
+        """Whether its node has seen the container end."""
         return self.state == "terminated" and self.reason != "ContainerStatusUnknown"
 
     @property
     def deletable(self) -> bool:
-        """It has begun, and for Kubernetes it is not over yet: whoever deletes it now deletes its log."""
+        """Whether it has begun and is not over for Kubernetes: deleting it now would delete its log."""
         return self.state in ("running", "terminated") and self.phase not in ("Succeeded", "Failed")
 
 
 def by_age(pod: PodFacts) -> tuple[str, int]:
-    """The order in which pods of a rank were made; the cluster notes seconds only."""
+    """Sort key for the pods of a rank, oldest first; the cluster's timestamps have seconds only."""
     return pod.created, pod.incarnation
 
 
 def pod_facts(pod: Json, finalizer: str) -> PodFacts | None:
-    """None for a pod without a rank. `finalizer`: by which we hold pods."""
+    """Parse a pod; None for one without a rank. `finalizer`: ours, which marks held pods."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     annotations = metadata.get("annotations") or {}
     rank, incarnation = annotations.get(RANK, ""), metadata["name"].rpartition("-")[2]
@@ -156,7 +155,7 @@ def _disruption(status: Json, conditions: Mapping[str, Json]) -> str:
 
 
 def message_record(pod: PodFacts) -> tuple[int, AttemptRecord] | None:
-    """The last attempt in the pod, as its entrypoint left it in the container's termination message."""
+    """Return the last attempt in the pod, which its entrypoint wrote to the container's termination message."""
     if not pod.message.startswith('{"basilica": '):
         return None
     try:
@@ -169,9 +168,9 @@ def message_record(pod: PodFacts) -> tuple[int, AttemptRecord] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gang:
-    """All that is known of a run. `gone`: uids of pods that were there and are not any more.
+    """The facts of a run. `gone`: uids of pods that existed and do not any more.
 
-    `evidence`: what nodes and the rendezvous tell of ranks that say nothing themselves.
+    `evidence`: facts from nodes and the rendezvous about ranks that report nothing themselves.
     """
 
     orders: Mapping[int, Order]
@@ -185,7 +184,7 @@ class Gang:
     queue: str | None = None
 
     def merged_records(self) -> dict[tuple[int, int], AttemptRecord]:
-        """The keyspace's, and where those do not tell the end, what containers left."""
+        """Return the keyspace's records, with ends from termination messages where those have none."""
         found = dict(self.records)
         for pod in self.pods:
             left = message_record(pod) if pod.over else None
@@ -196,7 +195,7 @@ class Gang:
         return found
 
     def see(self, now: float) -> tuple[SeenRank, ...]:
-        """Every attempt that there is, and of those that have ended the latest few."""
+        """Return every attempt that has not ended, and of the ended ones the latest few."""
         records = self.merged_records()
         by_uid = {pod.uid: pod for pod in self.pods}
         seen = [self._recorded(key, record, by_uid.get(record.pod), now) for key, record in records.items()]
@@ -209,7 +208,7 @@ class Gang:
                 seen.append(self._ordered(rank, order, by_rank.get(rank, []), claimed, now))
         return tuple(_latest(seen))
 
-    # ---- an attempt that somebody has
+    # ---- attempts with a record
 
     def _recorded(self, key: tuple[int, int], record: AttemptRecord, pod: PodFacts | None, now: float) -> SeenRank:
         node = (pod.node if pod is not None else "") or record.node
@@ -237,9 +236,9 @@ class Gang:
         return replace(sight, sight=Sight.STARTING if record.started_at is None else Sight.RUNNING)
 
     def _silent_end(self, record: AttemptRecord, pod: PodFacts | None, now: float) -> Ended | None:
-        """How an attempt ended that could not say so; None if it has not, or nobody can tell.
+        """Return the end of an attempt that could not record it; None if it has not ended, or the facts do not decide.
 
-        What Kubernetes says of a pod is the word of its node. Of one that does not answer it only gives the pod up.
+        A pod's status is the report of its node. When a node does not answer, Kubernetes only gives the pod up.
         """
         if pod is None:
             if record.pod not in self.gone or not (
@@ -254,24 +253,24 @@ class Gang:
         return None
 
     def _has_ended(self, pod: PodFacts) -> bool:
-        """Whether nothing can run in the pod any more, by the word of its node or by the silence of its agent."""
-        return pod.over and (pod.told_by_node or self._is_sure_of(pod.node) or self.evidence.is_silent(pod.uid))
+        """Whether nothing can run in the pod any more, by its node's report or by the silence of its agent."""
+        return pod.over and (pod.seen_ended_by_node or self._is_sure_of(pod.node) or self.evidence.is_silent(pod.uid))
 
     def _is_sure_of(self, node: str) -> bool:
         return not node or self.evidence.is_ready(node)
 
     def lost_in(self) -> float | None:
-        """Seconds until the next rank counts as lost with its node."""
+        """Return the seconds until the next rank counts as lost with its node."""
         silent = (self.evidence.lost_in(pod.uid, pod.node) for pod in self.pods if not pod.over)
         return min((left for left in silent if left is not None), default=None)
 
     def nodes_lost(self) -> frozenset[int]:
-        """Ranks that have a pod on a lost node, and nothing that may run elsewhere."""
+        """Return the ranks that have a pod on a lost node, and no pod that may run elsewhere."""
         lost = {pod.uid for pod in self.pods if self.evidence.is_lost(pod.uid, pod.node)}
         elsewhere = {pod.rank for pod in self.pods if pod.uid not in lost and not self._has_ended(pod)}
         return frozenset(pod.rank for pod in self.pods if pod.uid in lost) - elsewhere
 
-    # ---- an attempt that is ordered, and that nobody has yet
+    # ---- attempts that are ordered and not yet claimed
 
     def _ordered(self, rank: int, order: Order, pods: list[PodFacts], claimed: Collection[str], now: float) -> SeenRank:
         sight = SeenRank(rank=rank, attempt=order.attempt, sight=Sight.QUEUED, gpus=self.gpus)
@@ -314,19 +313,19 @@ def _latest(seen: Iterable[SeenRank]) -> list[SeenRank]:
 
 
 def refined(ended: Ended, pod: PodFacts | None) -> Ended:
-    """What a rank says of its end, with what the platform says of it."""
+    """Return the rank's own end with the platform's reason, where the platform ended it."""
     if pod is None or not ended.by_platform or ended.reason != TERMINATED:
         return ended
     return replace(ended, reason=pod.disruption or ended.reason)
 
 
 def container_end(pod: PodFacts, now: float) -> Ended:
-    """The end of a rank that ended with its container, before a word could be said."""
+    """Return the end of a rank that ended with its container, before it could record its end."""
     finished = pod.finished_at or now
-    if not pod.told_by_node:
+    if not pod.seen_ended_by_node:
         return Ended(exit_code=None, reason=pod.disruption or UNKNOWN, finished_at=finished, by_platform=True)
     code = pod.exit_code
-    if code == 0:  # the entrypoint ends so only when its rank did
+    if code == 0:  # the entrypoint exits with 0 only if its rank did
         return Ended(exit_code=0, reason=COMPLETED, finished_at=finished)
     killer = None if code is None else killer_in(code)
     by_platform = bool(pod.disruption) or pod.deleting
@@ -350,7 +349,9 @@ def container_end(pod: PodFacts, now: float) -> Ended:
 
 
 def start_error(pod: PodFacts) -> str:
-    """Why the rank's program was never executed in this pod; empty if it was, or was kept from it by the platform."""
+    """Return why the rank's program was never executed in this pod; empty if it was, or if the platform prevented
+    it.
+    """
     if pod.disruption or pod.state != "terminated":
         return ""
     if pod.reason in _NEVER_STARTED or pod.exit_code in _OF_THE_ENTRYPOINT:

@@ -1,4 +1,4 @@
-"""The actions of a plan for a run's pods, done in the background. What fails is decided anew by the next look."""
+"""The executor of a plan for a run's pods, in the background. The next look plans a failed action again."""
 
 import asyncio
 import logging
@@ -20,20 +20,20 @@ from basilica.runtimes.kubernetes.run_state import Doing, RunState
 log = logging.getLogger(__name__)
 
 AT_ONCE = 32  # requests of all runs together
-ONCE_FOR_EACH = ("release", "delete", "close")  # of a pod; not asked again while its answer is on its way
+ONCE_FOR_EACH = ("release", "delete", "close")  # of a pod; not repeated until the mirror shows the effect
 
 Spawn = Callable[[str, Coroutine[Any, Any, object]], None]
 
 
 class PodActions:
-    """`spawn` runs something for a run in the background, and has the run looked at when it is done."""
+    """`spawn` runs a coroutine for a run in the background, and wakes the run when it is done."""
 
     def __init__(self, cluster: Cluster, spawn: Spawn) -> None:
         self._cluster, self._spawn = cluster, spawn
         self._slots = FairSlots(AT_ONCE)
 
     def carry_out(self, run: Run, state: RunState, plan: PodPlan) -> None:
-        """Begin what is not under way already."""
+        """Start the plan's actions that are not under way already."""
         there = {pod.uid for pod in self._cluster.pods(run.instance)}
         state.doing = {each for each in state.doing if each[0] not in ONCE_FOR_EACH or each[1] in there}
         keys = state.keys
@@ -73,7 +73,7 @@ class PodActions:
             await self._cluster.release(run.namespace, pod)
 
     async def release_all(self, run: Run) -> None:
-        """Let go of every pod of the run that is held."""
+        """Release every pod of the run that is held."""
         held = [pod for pod in self._cluster.pods(run.instance) if pod.held]
         await asyncio.gather(*(self._release(run, pod) for pod in held))
 
@@ -81,7 +81,7 @@ class PodActions:
         async with self._slots.hold(run.instance):
             await self._cluster.delete_pod(run, pod)
 
-    # ---- making pods
+    # ---- pod creation
 
     async def _create_all(self, run: Run, state: RunState, pods: Sequence[NewPod]) -> None:
         tries = state.ledger.refusal is not None
@@ -93,7 +93,7 @@ class PodActions:
             state.doing -= {("create", pod.rank) for pod in pods}
 
     async def _create(self, run: Run, state: RunState, pod: NewPod, *, tries: bool) -> None:
-        """Make one pod. `tries`: it is the one that finds out whether pods are refused still."""
+        """Create one pod. `tries`: it probes whether pods are still refused."""
         async with self._slots.hold(run.instance):
             endpoint = self._cluster.endpoint(run)
             if endpoint is not None and _is_still_due(state, pod, tries=tries):
@@ -118,7 +118,7 @@ class PodActions:
 
 
 def _is_still_due(state: RunState, pod: NewPod, *, tries: bool) -> bool:
-    """Whether nothing has come in between: a stop, an end, or a refusal of another pod of the run."""
+    """Whether no stop, end, or refusal of another pod of the run has come in between."""
     ledger = state.ledger
     order = None if state.keys is None else state.keys.orders.get(pod.rank)
     if state.closed or order is None or not order.run or order.attempt != pod.attempt:

@@ -1,8 +1,8 @@
-"""Pod groups of Kueue: which pods of a run are admitted together. Pure.
+"""Pod groups of Kueue: the pods of a run that are admitted together. Pure.
 
-The pods of a gang that are made together are one group. A pod in the place of another joins its group, whose quota
-Kueue holds for it. For Kueue a group is over when all its pods have succeeded, or when all have ended and one of them
-says that none comes in its place. Such a group is closed, and nobody joins it.
+The pods of a gang that are created together are one group. A replacement pod joins the group of its predecessor, whose
+quota Kueue holds for it. For Kueue a group is over when all its pods have succeeded, or when all have ended and one of
+them is marked as not replaced. Such a group is closed, and no pod joins it.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ from basilica.runtimes.kubernetes.parse import PodFacts
 
 
 def groups_for(instance: str, ranks: Sequence[int], pods: Collection[PodFacts]) -> dict[int, PodGroup]:
-    """The group of each rank that is to get a pod."""
+    """Return the group of each rank that is to get a pod."""
     closed = {pod.group for pod in pods if pod.group_closed}
     members: dict[PodGroup, set[int]] = {}
     last: dict[int, PodGroup] = {}
@@ -22,7 +22,7 @@ def groups_for(instance: str, ranks: Sequence[int], pods: Collection[PodFacts]) 
             last[pod.rank] = pod.group
     found: dict[int, PodGroup] = {rank: last[rank] for rank in ranks if rank in last}
     rest = [rank for rank in ranks if rank not in found]
-    for group, there in members.items():  # one whose making was interrupted
+    for group, there in members.items():  # a group whose creation was interrupted
         while rest and len(there) < group.size:
             there.add(rest[0])
             found[rest.pop(0)] = group
@@ -40,7 +40,7 @@ def _free_name(instance: str, taken: Collection[str]) -> str:
 
 
 def pods_to_close(pods: Iterable[PodFacts], is_wanted: Callable[[int], bool]) -> tuple[PodFacts, ...]:
-    """One pod of each group that is over, to say so, where Kueue cannot know it: not all of its pods succeeded."""
+    """Return one pod to mark of each group that is over where Kueue cannot know it: not all of its pods succeeded."""
     groups: dict[PodGroup, list[PodFacts]] = {}
     for pod in pods:
         if pod.group is not None:

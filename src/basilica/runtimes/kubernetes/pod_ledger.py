@@ -1,20 +1,20 @@
-"""The ledger of a run's pods: what the runtime remembers of them between two looks. Pure.
+"""The ledger of a run's pods: the runtime's memory of them between two looks. Pure.
 
-A ledger holds nothing that matters for longer than a pause lasts. An operator that takes over begins with an empty one.
+A ledger has nothing that matters for longer than a pause lasts. An operator that takes over begins with an empty one.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-FRUITLESS_S = 1.0  # a pod that lasted no longer has done nothing, whatever it took up
+FRUITLESS_S = 1.0  # a pod that ended within that time has done nothing, whatever it claimed
 LONGEST_PAUSE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Birth:
-    """The newest pod of a rank. `fruitless`: how many in a row, up to it, ended before they had taken up an attempt.
+    """The newest pod of a rank. `fruitless`: how many in a row, up to it, ended before they had claimed an attempt.
 
-    `next_at`: when the rank may have another one; None while this one is all that it needs.
+    `next_at`: when the rank may get another pod; None while this one is all that it needs.
     """
 
     at: float
@@ -25,7 +25,7 @@ class Birth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """An answer of the API server that makes no pod. `living`: how many pods the run had, since fewer may make room."""
+    """A refusal of a pod by the API server. `living`: how many pods the run had, since fewer may make room."""
 
     message: str
     retry_at: float
@@ -35,12 +35,12 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """`terminating`: the namespace is being deleted, so that no pod can be made any more.
+    """`terminating`: the namespace is being deleted, so that no pod can be created any more.
 
     `resume_at`: when a gang that gave its nodes back tries again. `homeless_since`: since when too few of its ranks
-    have a node. `leaving`: since when pods, by uid, were to have ended by themselves. `shown`: pods that were over in
-    an earlier look, so that whoever looked has had time to record their ends. `outrun_since`: since when ranks need
-    pods, and their rendezvous has none.
+    have a node. `leaving`: since when pods, by uid, were to end by themselves. `shown`: pods that were over in an
+    earlier look, so that its caller has had time to record their ends. `outrun_since`: since when ranks need pods while
+    their rendezvous has none.
     """
 
     births: Mapping[int, Birth] = field(default_factory=dict)
@@ -54,13 +54,13 @@ class Ledger:
     warnings: tuple[tuple[str, str], ...] = ()
 
     def born(self, rank: int, uid: str, now: float) -> "Ledger":
-        """A pod was made."""
+        """Record a created pod."""
         before = self.births.get(rank)
         birth = Birth(at=now, uid=uid, fruitless=0 if before is None else before.fruitless)
         return replace(self, births={**self.births, rank: birth}, refusal=None)
 
     def missed(self, rank: int, now: float, *, claimed: bool) -> "Ledger":
-        """A rank has no pod any more and needs one. `claimed`: the last one took up an attempt."""
+        """Record that a rank has no pod any more and needs one. `claimed`: the last one claimed an attempt."""
         birth = self.births.get(rank)
         if birth is None or birth.next_at is not None:
             return self
@@ -69,7 +69,7 @@ class Ledger:
         return replace(self, births={**self.births, rank: after})
 
     def refused(self, message: str, now: float, living: int) -> "Ledger":
-        """No pod could be made; of many that are refused at once the pause is that of one."""
+        """Record a refused pod; many refusals at once cost one pause."""
         known = self.refusal
         if known is not None and now < known.retry_at:
             return replace(self, refusal=replace(known, message=message, living=living))
@@ -81,7 +81,7 @@ class Ledger:
         birth = self.births.get(rank)
         return 0.0 if birth is None or birth.next_at is None else birth.next_at
 
-    # ---- in words
+    # ---- texts for status
 
     def waiting_for(self) -> str:
         """The object of "waiting for", of a rank without a pod."""
@@ -96,7 +96,7 @@ class Ledger:
         return "a pod"
 
     def held_back(self, now: float) -> dict[int, str]:
-        """The same, of ranks whose pods end as soon as they are made."""
+        """Return the same text for ranks whose pods end as soon as they are created."""
         if self.terminating or self.refusal is not None:
             return {}
         return {
@@ -108,5 +108,5 @@ class Ledger:
 
 
 def pause_after(fruitless: int) -> float:
-    """The first time there is none: it may have been chance."""
+    """Return the pause before the next pod; the first fruitless pod costs none, as it may have been chance."""
     return 0.0 if fruitless <= 1 else min(LONGEST_PAUSE_S, 2.0 ** min(fruitless - 2, 10))

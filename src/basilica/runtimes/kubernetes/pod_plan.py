@@ -1,8 +1,8 @@
-"""The plan for a run's pods: from a look at them to what is to be made, deleted and let go of. Pure.
+"""The plan for a run's pods: from a look at them to the pods to create, delete and release. Pure.
 
-A rank that is ordered to run has a pod, and one only. A pod that is over stays for its log; one that was deleted, was
-evicted, ended before it took up an attempt, or is on a node that is given up is replaced at once, under the next name.
-A rank that is not wanted any more gives its pod up: by itself where it runs, so that its log stays, else by deletion.
+A rank that is ordered to run has exactly one pod. A pod that is over stays for its log; one that was deleted, was
+evicted, ended before it claimed an attempt, or is on a lost node is replaced at once, under the next name. A rank that
+is no longer wanted gives its pod up: by itself where it runs, so that its log stays, else by deletion.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -20,13 +20,13 @@ from basilica.runtimes.kubernetes.pod_ledger import Ledger
 
 GANG_RELEASED = "GangReleased"
 LEAVE_WITHIN_S = 30.0
-LOOK_AGAIN_S = 1.0
+RECHECK_S = 1.0
 RENDEZVOUS_FIRST_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long to wait for what may never come, in seconds.
+    """Limits, in seconds, on waits that may never end.
 
     `keyspace_seconds`: for a rendezvous, before a cancelled run is ended without it. `placement_seconds`: for a gang of
     which too few ranks have a node; then it gives its nodes back and tries again after up to `back_off_seconds`.
@@ -38,21 +38,20 @@ class Patience:
 
 
 class Keyspace(Enum):
-    """How the keyspace of a run stands."""
+    """The state of a run's keyspace."""
 
     NONE = "none"
-    SILENT = "silent"  # for less time than it is waited for
+    SILENT = "silent"  # for less than `keyspace_seconds`
     GIVEN_UP = "given up"  # silent for longer
     ANSWERS = "answers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """`ranks`: what the same look showed of ranks. `lost`: ranks that will not be started again.
+    """`ranks`: the ranks of the same look. `lost`: ranks that will not be started again.
 
-    `creating`: ranks whose pods are being made. `rendezvous_has_pod`: one was made for it, or it answers.
-    `gives_up_at`: when a silent keyspace has been waited for long enough. `pause`: how long a gang that gives its nodes
-    back stays away.
+    `creating`: ranks whose pods are being created. `rendezvous_has_pod`: a pod was created for it, or it answers.
+    `gives_up_at`: when a silent keyspace is given up. `pause`: how long a gang that gives its nodes back stays away.
     """
 
     instance: str
@@ -73,7 +72,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewPod:
-    """A pod to be made, for an attempt that is ordered."""
+    """A pod to be created, for an attempt that is ordered."""
 
     rank: int
     attempt: int
@@ -83,7 +82,9 @@ class NewPod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodPlan:
-    """`end_gang`: delete every pod that is not over. `dismiss`: ranks to be told to leave. `look_at`: the next due."""
+    """`end_gang`: delete every pod that is not over. `dismiss`: ranks to be ordered to leave. `due_at`: the next due
+    time.
+    """
 
     ledger: Ledger
     conclude: Mapping[tuple[int, int], Ended] = field(default_factory=dict)
@@ -93,11 +94,13 @@ class PodPlan:
     close: tuple[PodFacts, ...] = ()
     end_gang: bool = False
     create: tuple[NewPod, ...] = ()
-    look_at: float | None = None
+    due_at: float | None = None
 
 
 def plan_pods(facts: Facts, ledger: Ledger) -> PodPlan:
-    """Decide; total and deterministic. What is under way is decided again until it is seen, and is idempotent."""
+    """Decide the actions; total and deterministic. An idempotent action is planned again until the mirror shows its
+    effect.
+    """
     if ledger.resume_at is not None and facts.now >= ledger.resume_at:
         ledger = replace(ledger, resume_at=None)
     records = facts.gang.merged_records()
@@ -122,15 +125,15 @@ def plan_pods(facts: Facts, ledger: Ledger) -> PodPlan:
         close=pods_to_close(facts.gang.pods, lambda rank: not _is_unwanted(rank, facts)) if facts.queued else (),
         end_gang=end_gang,
         create=create,
-        look_at=_next_due(facts, ledger, create),
+        due_at=_next_due(facts, ledger, create),
     )
 
 
-# ---- what ended ------------------------------------------------------------------------------------------------------
+# ---- ends ------------------------------------------------------------------------------------------------------------
 
 
 def _silent_ends(facts: Facts) -> dict[tuple[int, int], Ended]:
-    """Ends that only containers or nodes tell of: they are to be recorded, since pods do not stay."""
+    """Return the ends that only containers or nodes show: they must be recorded, since pods do not stay."""
     if facts.keyspace is not Keyspace.ANSWERS:
         return {}
     silent = {key for key, record in facts.gang.records.items() if record.ended is None}
@@ -143,7 +146,7 @@ def _has_ended(pod: PodFacts) -> bool:
 
 
 def _may_go(pod: PodFacts, facts: Facts, ledger: Ledger) -> bool:
-    """Nothing runs in it, and its rank's end is recorded, if it had one.
+    """Whether nothing runs in the pod, and its rank's end, if it had one, is recorded.
 
     Where the keyspace cannot record it, and nothing more is to come of the run or of the keyspace, it is enough that an
     earlier look has shown it.
@@ -159,11 +162,11 @@ def _is_hopeless(facts: Facts, ledger: Ledger) -> bool:
     return facts.wanted is not Wanted.RUN or ledger.terminating or facts.keyspace is not Keyspace.SILENT
 
 
-# ---- what is not needed ----------------------------------------------------------------------------------------------
+# ---- pods to give up -------------------------------------------------------------------------------------------------
 
 
 def _is_unwanted(rank: int, facts: Facts) -> bool:
-    """Its pod is of no more use."""
+    """Whether the rank's pod is of no more use."""
     order = facts.gang.orders.get(rank)
     if order is not None:
         return not order.run and order.leave
@@ -172,7 +175,7 @@ def _is_unwanted(rank: int, facts: Facts) -> bool:
 
 
 def _to_dismiss(facts: Facts) -> tuple[int, ...]:
-    """Ranks that are lost for good, whose pods stay for nothing."""
+    """Return the ranks that are lost for good and still have a pod."""
     if facts.keyspace is not Keyspace.ANSWERS:
         return ()
     ended = {(seen.rank, seen.attempt) for seen in facts.ranks if seen.sight is Sight.ENDED}
@@ -188,7 +191,7 @@ def _to_dismiss(facts: Facts) -> tuple[int, ...]:
 def _unneeded(
     facts: Facts, records: Mapping[tuple[int, int], AttemptRecord], ledger: Ledger
 ) -> tuple[tuple[PodFacts, ...], Ledger]:
-    """Pods to be deleted: those that cannot leave by themselves, are lost, or are one too many."""
+    """Return the pods to delete: those that cannot leave by themselves, are lost, or are one too many."""
     open_in = {record.pod for record in records.values() if record.ended is None}
     delete: list[PodFacts] = []
     leaving: dict[str, float] = {}
@@ -213,7 +216,7 @@ def _unneeded(
     return tuple(delete), replace(ledger, leaving=leaving)
 
 
-# ---- what is missing -------------------------------------------------------------------------------------------------
+# ---- pods to create --------------------------------------------------------------------------------------------------
 
 
 def _to_create(
@@ -233,8 +236,8 @@ def _to_create(
         return (), ledger
     due = [rank for rank in needed if ledger.next_pod_at(rank) <= facts.now]
     groups = groups_for(facts.instance, due, facts.gang.pods) if facts.queued else {}
-    if ledger.refusal is not None or ledger.outrun_since is not None:  # one tries for all
-        due = due[:1] if _may_one_be_tried(facts, ledger) else []
+    if ledger.refusal is not None or ledger.outrun_since is not None:  # one pod probes for all
+        due = due[:1] if _may_probe(facts, ledger) else []
     orders, names = facts.gang.orders, _last_incarnations(facts.gang.pods)
     found = (
         NewPod(
@@ -249,14 +252,14 @@ def _to_create(
 
 
 def _behind_the_rendezvous(facts: Facts, ledger: Ledger) -> Ledger:
-    """The rendezvous gets its pod first: a quota may be too small for it once all ranks have theirs."""
+    """Hold ranks back until the rendezvous has its pod: a quota may be too small for it once all ranks have theirs."""
     if facts.rendezvous_has_pod:
         return replace(ledger, outrun_since=None)
     return ledger if ledger.outrun_since is not None else replace(ledger, outrun_since=facts.now)
 
 
-def _may_one_be_tried(facts: Facts, ledger: Ledger) -> bool:
-    """Also where the rendezvous gets no pod: what Kubernetes has against that, it has against this one too."""
+def _may_probe(facts: Facts, ledger: Ledger) -> bool:
+    """Whether one pod may probe, also while the rendezvous gets none: a refusal of that pod applies to this one too."""
     living = sum(not pod.over and not pod.deleting for pod in facts.gang.pods)
     if facts.creating or (ledger.outrun_since is not None and living):
         return False
@@ -288,7 +291,7 @@ def _last_incarnations(pods: Collection[PodFacts]) -> dict[int, int]:
     return found
 
 
-# ---- gangs that are placed by half -----------------------------------------------------------------------------------
+# ---- half-placed gangs -----------------------------------------------------------------------------------------------
 
 
 def _placed_and_homeless(facts: Facts) -> tuple[int, list[PodFacts]]:
@@ -298,7 +301,7 @@ def _placed_and_homeless(facts: Facts) -> tuple[int, list[PodFacts]]:
 
 
 def _waiting_for_nodes(facts: Facts, ledger: Ledger) -> Ledger:
-    """Two gangs of which each has half of what both need would wait for each other for ever. Queues see to that."""
+    """Note since when a gang is half placed: two such gangs would wait for each other for ever. Queues prevent that."""
     placed, homeless = _placed_and_homeless(facts)
     began = any(record.started_at is not None for record in facts.gang.records.values())
     is_stuck = not began and 0 < placed < facts.world.min and bool(homeless)
@@ -309,20 +312,20 @@ def _waiting_for_nodes(facts: Facts, ledger: Ledger) -> Ledger:
 
 def _given_back(facts: Facts, ledger: Ledger) -> Ledger:
     placed, homeless = _placed_and_homeless(facts)
-    told = (
+    warning = (
         f"only {placed} of the {facts.world.min} ranks that are needed found a node within "
         f"{facts.patience.placement_seconds:g} s ({homeless[0].unschedulable or 'no node'}): it lets go of them "
         "and tries again"
     )
     resume_at = facts.now + facts.pause
-    return replace(ledger, homeless_since=None, resume_at=resume_at, births={}, warnings=((GANG_RELEASED, told),))
+    return replace(ledger, homeless_since=None, resume_at=resume_at, births={}, warnings=((GANG_RELEASED, warning),))
 
 
-# ---- when to look again ----------------------------------------------------------------------------------------------
+# ---- the next due time -----------------------------------------------------------------------------------------------
 
 
 def _next_due(facts: Facts, ledger: Ledger, create: Sequence[NewPod]) -> float | None:
-    """The next moment at which the plan is another one although nothing has changed."""
+    """Return the next moment at which the plan changes although no fact has."""
     being_made = {new.rank for new in create} | set(facts.creating)
     dues = [birth.next_at for rank, birth in ledger.births.items() if rank not in being_made]
     dues += [ledger.resume_at, *(since + LEAVE_WITHIN_S for since in ledger.leaving.values())]
@@ -333,5 +336,5 @@ def _next_due(facts: Facts, ledger: Ledger, create: Sequence[NewPod]) -> float |
     if ledger.homeless_since is not None:
         dues.append(ledger.homeless_since + facts.patience.placement_seconds)
     if ledger.shown and facts.keyspace is not Keyspace.ANSWERS:
-        dues.append(facts.now + LOOK_AGAIN_S if _is_hopeless(facts, ledger) else facts.gives_up_at)
+        dues.append(facts.now + RECHECK_S if _is_hopeless(facts, ledger) else facts.gives_up_at)
     return min((at for at in dues if at is not None and at > facts.now), default=None)

@@ -1,4 +1,4 @@
-"""What the Kubernetes API refuses, as the runtime tells it."""
+"""Translation of refusals by the Kubernetes API into errors of the runtime."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

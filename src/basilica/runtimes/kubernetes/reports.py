@@ -1,4 +1,4 @@
-"""What ranks reported, as their entrypoints pass it on through the keyspace of their run."""
+"""Reports of ranks, relayed by their entrypoints through the keyspace of their run."""
 
 import json
 import time
@@ -14,11 +14,11 @@ from basilica.reports.relay import parse_published
 from basilica.reports.series import Source, thinned
 
 READ_AGAIN_AFTER_S = 1.0
-POINTS_KEPT = 100_000  # of a run that is over: more would not fit into what they are kept in
+POINTS_KEPT = 100_000  # of a run that is over: more would not fit into its Secret
 
 
 def parse_report(text: str) -> Report | None:
-    """None for what is no report."""
+    """Parse a report; None for text that is not one."""
     try:
         found = json.loads(text)
         step, usual = found.get("step"), found.get("step_seconds")
@@ -38,13 +38,15 @@ def parse_reports(texts: Mapping[int, str] | Mapping[str, str]) -> dict[int, Rep
 
 
 class SeriesReader:
-    """Asks the keyspaces of runs. Who shows several numbers asks for each, and it is all in one answer."""
+    """Reads series from the keyspaces of runs, with a short cache: a page of several numbers asks for each, and one
+    answer has them all.
+    """
 
     def __init__(self) -> None:
-        self._read: dict[str, tuple[float, dict[int, str]]] = {}  # by instance: when, and what
+        self._read: dict[str, tuple[float, dict[int, str]]] = {}  # by instance: when it was read, and the texts
 
     async def recent(self, run: Run, endpoint: str) -> dict[int, str]:
-        """As it was at most a second ago."""
+        """Return the series as they were at most a second ago."""
         now = time.monotonic()
         self._read = {key: entry for key, entry in self._read.items() if now - entry[0] < READ_AGAIN_AFTER_S}
         if run.instance not in self._read:
@@ -52,7 +54,7 @@ class SeriesReader:
         return self._read[run.instance][1]
 
     async def read(self, run: Run, endpoint: str) -> dict[int, str]:
-        """The series of each rank, as they are in the keyspace. `NoAnswer` if it does not say."""
+        """Read the series of each rank from the keyspace. `NoAnswer` if it does not answer."""
         async with opened(endpoint) as keys:
             found = await keys.get(SERIES, recursive=True)
         if not found.ok and found.status != 404:
@@ -63,7 +65,7 @@ class SeriesReader:
 
 
 def parse_series(texts: Mapping[int, str]) -> Iterator[tuple[Source, list[Point]]]:
-    """What each rank says of itself, one after the other: all of them at once are many."""
+    """Yield the series that each rank published of itself, one rank at a time: all of them at once are many."""
     for rank, text in texts.items():
         for source, points in parse_published(text).items():
             if source[0] == rank:
@@ -71,10 +73,10 @@ def parse_series(texts: Mapping[int, str]) -> Iterator[tuple[Source, list[Point]
 
 
 def series_to_keep(texts: Mapping[int, str]) -> dict[Source, list[Point]]:
-    """No more of each than could be kept in the end."""
+    """Return the series, each thinned to what can be kept in the end."""
     found: dict[Source, list[Point]] = {}
     for rank, text in texts.items():
-        told = dict(parse_series({rank: text}))
-        each = max(1, POINTS_KEPT // (len(texts) * max(1, len(told))))
-        found |= {source: thinned(points, each) for source, points in told.items()}
+        mine = dict(parse_series({rank: text}))
+        each = max(1, POINTS_KEPT // (len(texts) * max(1, len(mine))))
+        found |= {source: thinned(points, each) for source, points in mine.items()}
     return found

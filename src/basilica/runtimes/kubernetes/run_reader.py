@@ -1,4 +1,4 @@
-"""Reading what ranks gave and reported: from the keyspace of a live run, or from what was kept of one that is over."""
+"""Reader of results and reports: from the keyspace of a live run, or from the Secret of one that is over."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ from basilica.ports import Run
 from basilica.rendezvous.exchange import NoAnswer
 from basilica.reports.series import series_of
 from basilica.runtimes.kubernetes.cluster import Cluster
-from basilica.runtimes.kubernetes.kept_results import Keeping, Kept, Telling
+from basilica.runtimes.kubernetes.kept_results import Kept, KeptResults, Reported
 from basilica.runtimes.kubernetes.keyspace import RunKeys
 from basilica.runtimes.kubernetes.reports import SeriesReader, parse_reports, parse_series, series_to_keep
 from basilica.runtimes.kubernetes.run_state import RunStates
@@ -23,22 +23,22 @@ READ_WITHIN_S, READ_FOR_S = 2.0, 60.0
 
 
 class RunReader:
-    """`keys_of` gives the keyspace of a run, if it has one; `spawn` runs something in the background."""
+    """`keys_of` returns the keyspace of a run, if it has one; `spawn` runs a coroutine in the background."""
 
     def __init__(
         self,
         states: RunStates,
         cluster: Cluster,
-        keeping: Keeping,
+        kept_results: KeptResults,
         keys_of: Callable[[Run], Awaitable[RunKeys | None]],
         spawn: Callable[[str, Coroutine[Any, Any, object]], None],
     ) -> None:
-        self._states, self._cluster, self._keeping = states, cluster, keeping
+        self._states, self._cluster, self._kept_results = states, cluster, kept_results
         self._keys_of, self._spawn = keys_of, spawn
         self._series = SeriesReader()
 
     async def _keys_to_read(self, run: Run) -> RunKeys | None:
-        """The keyspace, for who only reads: it is let go of after a while, unless the run is driven from here."""
+        """Return the keyspace for a reader; it is closed after a while, unless this process drives the run."""
         keys = await self._keys_of(run)
         if keys is None:
             self._states.forget_idle(run.instance)
@@ -46,7 +46,7 @@ class RunReader:
         state, loop = self._states.of(run.instance), asyncio.get_running_loop()
         if state.alarm is None and state.marks is None:
             state.set_alarm(loop.call_later(READ_FOR_S, self._stop_reading, run.instance))
-        return keys if await self._states.comes_about(run.instance, lambda: keys.known, READ_WITHIN_S) else None
+        return keys if await self._states.wait_until(run.instance, lambda: keys.known, READ_WITHIN_S) else None
 
     def _stop_reading(self, instance: str) -> None:
         state = self._states.find(instance)
@@ -68,7 +68,7 @@ class RunReader:
                 texts = await self._series.recent(run, endpoint)
                 return await asyncio.to_thread(lambda: series_of(parse_series(texts), query))
             except NoAnswer as error:
-                kept = await self._kept(run)  # it may be just ending
+                kept = await self._kept(run)  # the run may be just ending
                 if not kept.data:
                     raise RuntimeUnavailable(f"the rendezvous of {run.instance} does not answer: {error}") from error
         else:
@@ -76,10 +76,12 @@ class RunReader:
         return await asyncio.to_thread(lambda: series_of(kept.series().items(), query))
 
     async def _kept(self, run: Run) -> Kept:
-        return await self._keeping.kept(run, for_good=self._cluster.endpoint(run) is None)
+        return await self._kept_results.read(run, for_good=self._cluster.endpoint(run) is None)
 
-    async def told(self, run: Run, keys: RunKeys) -> Telling:
-        """What is to be kept of it. Series that cannot be read from a keyspace that answers are no reason to stay."""
+    async def reported(self, run: Run, keys: RunKeys) -> Reported:
+        """Return the reports and series to keep. Series that an answering keyspace cannot deliver do not block the
+        run's end.
+        """
         try:
             texts = await self._series.read(run, keys.endpoint)
         except NoAnswer as error:
@@ -87,10 +89,10 @@ class RunReader:
                 raise RuntimeUnavailable(f"the rendezvous of {run.instance} does not answer: {error}") from error
             log.warning("%s: the series of its ranks cannot be read, and are not kept: %s", run.instance, error)
             texts = {}
-        return Telling(keys.reports(), await asyncio.to_thread(series_to_keep, texts))
+        return Reported(keys.reports(), await asyncio.to_thread(series_to_keep, texts))
 
     async def next_report(self, run: Run, after: float) -> None:
-        async with self._states.listening(run.instance) as changed:
+        async with self._states.subscribe(run.instance) as changed:
             while not any(report.at > after for report in (await self.reports(run)).values()):
                 await changed.wait()
                 changed.clear()
@@ -98,6 +100,6 @@ class RunReader:
     async def results(self, run: Run) -> dict[int, bytes]:
         keys = await self._keys_to_read(run)
         if keys is not None:
-            with contextlib.suppress(RuntimeUnavailable):  # it may end just now
+            with contextlib.suppress(RuntimeUnavailable):  # the run may end just now
                 return await keys.results()
         return (await self._kept(run)).results(run.instance)

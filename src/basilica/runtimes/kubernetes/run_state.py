@@ -1,4 +1,4 @@
-"""The states of runs in the runtime: what it has open for each, and what it remembers until the next look."""
+"""The runtime's state of each run: its open connections, and its memory until the next look."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
@@ -9,15 +9,15 @@ from basilica.core.seen import Ended
 from basilica.runtimes.kubernetes.keyspace import RunKeys
 from basilica.runtimes.kubernetes.pod_ledger import Ledger
 
-Doing = tuple[str, object]  # an action, and on what
+Doing = tuple[str, object]  # an action, and its object
 
 
 @dataclass(slots=True)
 class RunState:
-    """`marks`: min and target of a run that a controller looks at here; None where it is only read.
+    """`marks`: min and target of a run that is driven here; None where it is only read.
 
     `buried`: attempts that were stopped before anything could run them. `doing`: actions on pods that are under way.
-    `made`: all that pods need is there. `closed`: nothing of the run is to be made or recorded any more.
+    `made`: the objects that pods need exist. `closed`: no pod is to be created or end recorded for the run any more.
     """
 
     keys: RunKeys | None = None
@@ -33,10 +33,10 @@ class RunState:
 
     @property
     def creating(self) -> set[int]:
-        """Ranks whose pods are being made."""
+        """The ranks whose pods are being created."""
         return {what for kind, what in self.doing if kind == "create" and isinstance(what, int)}
 
-    def tell_readers(self) -> None:
+    def notify_readers(self) -> None:
         for event in self.readers:
             event.set()
 
@@ -56,7 +56,7 @@ class RunStates:
         return self._runs.setdefault(instance, RunState())
 
     def find(self, instance: str) -> RunState | None:
-        """The state of a run, if it has one already."""
+        """Return the state of a run, if it has one already."""
         return self._runs.get(instance)
 
     def all(self) -> Collection[RunState]:
@@ -68,14 +68,14 @@ class RunStates:
             state.set_alarm(None)
 
     def forget_idle(self, instance: str) -> None:
-        """A run that was only read, and is read no more, leaves nothing here."""
+        """Drop the state of a run that was only read, and is read no more."""
         state = self._runs.get(instance)
         if state is not None and state.marks is None and not state.readers and state.keys is None:
             self.forget(instance)
 
     @asynccontextmanager
-    async def listening(self, instance: str) -> AsyncIterator[asyncio.Event]:
-        """An event that is set whenever something of the run changes."""
+    async def subscribe(self, instance: str) -> AsyncIterator[asyncio.Event]:
+        """Yield an event that is set at each change of the run."""
         changed = asyncio.Event()
         self.of(instance).readers.add(changed)
         try:
@@ -86,10 +86,10 @@ class RunStates:
                 state.readers.discard(changed)
                 self.forget_idle(instance)
 
-    async def comes_about(self, instance: str, condition: Callable[[], bool], within: float) -> bool:
-        """Whether it does, with what changes of the run in that time."""
+    async def wait_until(self, instance: str, condition: Callable[[], bool], within: float) -> bool:
+        """Wait for changes of the run until `condition` is true; False if it is not within that time."""
         try:
-            async with asyncio.timeout(within), self.listening(instance) as changed:
+            async with asyncio.timeout(within), self.subscribe(instance) as changed:
                 while not condition():
                     await changed.wait()
                     changed.clear()

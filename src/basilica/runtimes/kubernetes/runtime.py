@@ -23,7 +23,7 @@ from basilica.runtimes.kubernetes import logs
 from basilica.runtimes.kubernetes.bench import see_bench
 from basilica.runtimes.kubernetes.cluster import Cluster, Keeper
 from basilica.runtimes.kubernetes.execute import execute_beside
-from basilica.runtimes.kubernetes.kept_results import Keeping
+from basilica.runtimes.kubernetes.kept_results import KeptResults
 from basilica.runtimes.kubernetes.keyspace import NOT_STARTED, RunKeys
 from basilica.runtimes.kubernetes.mesh import see_mesh
 from basilica.runtimes.kubernetes.node_evidence import Evidence
@@ -43,9 +43,9 @@ BENCH_PODS = 2
 
 
 class KubernetesRuntime:
-    """Ranks on a cluster. Nothing that matters is remembered here: the cluster and the keyspaces have it all.
+    """The `Runtime` port on a cluster. It keeps no state that matters: the cluster and the keyspaces have it all.
 
-    `drives`: runs are driven by this one; else it only reads, and may write nothing.
+    `drives`: this process drives runs; otherwise it only reads, and may write nothing.
     """
 
     name = "kubernetes"
@@ -65,8 +65,8 @@ class KubernetesRuntime:
         self._drives = drives
         self._states = RunStates()
         self._cluster = Cluster(api, settings, self._changed, self._keeper)
-        self._keeping = Keeping(api, self._cluster.objects)
-        self._reader = RunReader(self._states, self._cluster, self._keeping, self._keys_of, self._spawn)
+        self._kept_results = KeptResults(api, self._cluster.objects)
+        self._reader = RunReader(self._states, self._cluster, self._kept_results, self._keys_of, self._spawn)
         self._actions = PodActions(self._cluster, self._spawn)
         self._wakes: Wakes | None = None
         self._tasks: set[asyncio.Task[object]] = set()
@@ -79,7 +79,7 @@ class KubernetesRuntime:
             return Keeper.UNKNOWN
         return Keeper.OVER if state.closed else Keeper.PLAN
 
-    # ------------------------------------------------------------------------------------------------ begin and end
+    # ------------------------------------------------------------------------------------------------ start and close
 
     async def start(self, wake: Callable[[str], None]) -> None:
         self._wakes = Wakes(wake, self._tally)
@@ -103,7 +103,7 @@ class KubernetesRuntime:
     def _changed(self, instance: str) -> None:
         state = self._states.find(instance)
         if state is not None:
-            state.tell_readers()
+            state.notify_readers()
         if self._wakes is not None:
             self._wakes.changed(instance)
 
@@ -112,7 +112,7 @@ class KubernetesRuntime:
         return Tally() if state is None or state.keys is None else state.keys.tally(state.marks or ())
 
     def _spawn(self, instance: str, work: Coroutine[Any, Any, object]) -> None:
-        """Do something in the background; what cannot be done now is asked for again by the next look."""
+        """Run `work` in the background; an action that fails now is planned again by the next look."""
 
         async def do() -> None:
             try:
@@ -125,7 +125,7 @@ class KubernetesRuntime:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    # --------------------------------------------------------------------------------------------------------- look
+    # ------------------------------------------------------------------------------------------------------ observe
 
     async def observe(self, run: Run) -> Sighting:
         self._check()
@@ -136,14 +136,14 @@ class KubernetesRuntime:
         gang = self._gang(run, keys, now)
         unaccounted = [] if keys is None else [pod for pod in gang.pods if _is_unaccounted(pod, keys, gang.evidence)]
         if keys is not None and unaccounted:
-            self._look_again_at(run, _first(now, (gang.evidence.silent_in(pod.uid) for pod in unaccounted)), now)
+            self._observe_again_at(run, _first(now, (gang.evidence.silent_in(pod.uid) for pod in unaccounted)), now)
             if run.spec.wanted is not Wanted.RUN and keys.silent_for >= self._patience.keyspace_seconds:
                 await self._cluster.end_pods(run)
-            raise RuntimeUnavailable(_cannot_tell(run, keys, unaccounted))
+            raise RuntimeUnavailable(_why_undecided(run, keys, unaccounted))
         ranks = (*gang.see(now), *self._never_launched(run))
-        due = self._attend(run, state, gang, ranks, now)
+        due = self._drive_pods(run, state, gang, ranks, now)
         dues = (gang.lost_in(), None if keys is None else keys.shown_in(), None if due is None else due - now)
-        self._look_again_at(run, _first(now, dues), now)
+        self._observe_again_at(run, _first(now, dues), now)
         return Sighting(
             ranks=ranks,
             bench=None if run.spec.bench is None else self._bench(run),
@@ -153,8 +153,8 @@ class KubernetesRuntime:
             nodes_lost=gang.nodes_lost(),
         )
 
-    def _attend(self, run: Run, state: RunState, gang: Gang, ranks: Sequence[SeenRank], now: float) -> float | None:
-        """Begin what is due for the run's pods; when to look again, if nothing changes."""
+    def _drive_pods(self, run: Run, state: RunState, gang: Gang, ranks: Sequence[SeenRank], now: float) -> float | None:
+        """Start the actions that are due for the run's pods; return when to look again if nothing changes."""
         if state.closed:
             return None
         silent = 0.0 if state.keys is None else state.keys.silent_for
@@ -177,7 +177,7 @@ class KubernetesRuntime:
         plan = plan_pods(facts, state.ledger)
         state.ledger = plan.ledger
         self._actions.carry_out(run, state, plan)
-        return plan.look_at
+        return plan.due_at
 
     def _keyspace(self, keys: RunKeys | None) -> Keyspace:
         if keys is None:
@@ -214,8 +214,8 @@ class KubernetesRuntime:
         if keys is not None:
             pods = {pod.uid for pod in self._cluster.pods(run.instance)}
             pods |= {record.pod for record in keys.records.values() if record.ended is None}
-            silences = {pod: keys.listening.silence(pod, now) for pod in pods}
-            shown = {pod: keys.listening.missed(pod, now) for pod in pods}
+            silences = {pod: keys.heartbeats.silence(pod, now) for pod in pods}
+            shown = {pod: keys.heartbeats.missed(pod, now) for pod in pods}
             missed = {pod: silence for pod, silence in shown.items() if silence is not None}
         return Evidence(
             now=now,
@@ -225,11 +225,11 @@ class KubernetesRuntime:
             lost_after=self._times.lost_after,
             silences=silences,
             missed=missed,
-            settles_in=0.0 if keys is None else keys.listening.settles_in(now),
+            settles_in=0.0 if keys is None else keys.heartbeats.settles_in(now),
         )
 
     async def _keys_of(self, run: Run) -> RunKeys | None:
-        """The keyspace of the run, if it has one; that of another address is not its own any more."""
+        """Return the keyspace of the run, if it has one; a keyspace at a former address is closed."""
         endpoint, state = self._cluster.endpoint(run), self._states.of(run.instance)
         known = state.keys
         if known is not None and known.endpoint != endpoint:
@@ -245,8 +245,8 @@ class KubernetesRuntime:
             for (rank, attempt), ended in self._states.of(run.instance).buried.items()
         ]
 
-    def _look_again_at(self, run: Run, moment: float | None, now: float) -> None:
-        """Nobody tells that a node is still silent, or that a pause is over."""
+    def _observe_again_at(self, run: Run, moment: float | None, now: float) -> None:
+        """Set a timer for the next look: no event reports that a node is still silent, or that a pause is over."""
         alarm = None
         if moment is not None and moment > now:
             loop = asyncio.get_running_loop()
@@ -256,7 +256,7 @@ class KubernetesRuntime:
     # ----------------------------------------------------------------------------------------------- launch and stop
 
     async def launch(self, run: Run, launches: Sequence[Launch]) -> None:
-        """Have the keyspace order these. Pods for them are made by the look that follows."""
+        """Write the orders for these launches to the keyspace. The next look creates pods for them."""
         self._check()
         state = self._states.of(run.instance)
         wanted = [launch for launch in launches if (launch.rank, launch.attempt) not in state.buried]
@@ -297,27 +297,31 @@ class KubernetesRuntime:
                 await self._cluster.end_pods(run)
 
     def _is_served(self, run: Run, stops: Sequence[Stop]) -> bool:
-        """Whether there is a pod, or will be one, that can take up what is to be stopped."""
+        """Whether a pod exists, or is being created, that can take up one of the attempts to stop."""
         ranks = {stop.rank for stop in stops}
         living = {pod.rank for pod in self._cluster.pods(run.instance) if not pod.over}
         return bool(ranks & (living | self._states.of(run.instance).creating))
 
     def _bury(self, run: Run, stops: Sequence[Stop]) -> None:
-        """Nothing runs these attempts, and nothing ever will."""
+        """Record the end of attempts that nothing runs or ever will."""
         for stop in stops:
             never = Ended(exit_code=None, reason=NOT_STARTED, finished_at=time.time(), stopped=True)
             self._states.of(run.instance).buried[stop.rank, stop.attempt] = never
         self._changed(run.instance)
 
     def _stop_order(self, run: Run, stop: Stop) -> Order:
-        """A rank that is not wanted any more leaves, so that its container ends by itself and keeps its log."""
+        """Return the stop order for a rank; a rank that is no longer wanted leaves, so that its container ends by
+        itself and keeps its log.
+        """
         leave = stop.rank >= run.spec.world.target or run.spec.wanted is not Wanted.RUN
         return Order(attempt=stop.attempt, run=False, grace=stop.grace_seconds, leave=leave)
 
     # --------------------------------------------------------------------------------------------------- rendezvous
 
     async def announce(self, run: Run, announcement: Announcement) -> None:
-        """What cannot be said yet, since the rendezvous has only begun to start, is missed by the next look."""
+        """Publish an announcement. While the rendezvous is still starting, nothing is written: the next look misses the
+        announcement and repeats it.
+        """
         self._check()
         if self._cluster.endpoint(run) is None and not self._states.of(run.instance).ledger.terminating:
             await self._cluster.make_rendezvous(run)
@@ -327,7 +331,9 @@ class KubernetesRuntime:
         await keys.announce(announcement, drives_torch=run.spec.rendezvous_backend == "etcd-v2")
 
     async def end_rendezvous(self, run: Run) -> None:
-        """Have the containers end, keep what they gave, end the pods, and take the rendezvous down last of all."""
+        """Dismiss the containers, keep their results and reports, end the pods, and delete the rendezvous last of
+        all.
+        """
         self._check()
         state = self._states.of(run.instance)
         keys = await self._keys_of(run)
@@ -336,44 +342,44 @@ class KubernetesRuntime:
             raise RuntimeUnavailable(f"the rendezvous of {run.instance} does not answer, and has what is to be kept")
         if keys is not None and self._keyspace(keys) is Keyspace.ANSWERS:
             if keeps:
-                await self._keeping.keep(run, await keys.results(), await self._reader.told(run, keys))
+                await self._kept_results.keep(run, await keys.results(), await self._reader.reported(run, keys))
             living = {pod.rank for pod in self._cluster.pods(run.instance) if not pod.over}
             await keys.dismiss(sorted(living))
-            await self._until_gone(run)
-        await self._make_no_more(run, state)
+            await self._wait_until_gone(run)
+        await self._stop_creating(run, state)
         await self._cluster.end_pods(run)
         for pod in pods_to_close(self._cluster.pods(run.instance), lambda _: False):
             await self._cluster.close_group(run, pod)
         await self._cluster.end_rendezvous(run)
-        self._cluster.let_go(run)
+        self._cluster.release_held(run)
         if keys is not None:
             state.keys = None
             await keys.close()
 
-    async def _make_no_more(self, run: Run, state: RunState) -> None:
-        """Have no pod made after this; those on their way are waited for, since nobody would end them."""
+    async def _stop_creating(self, run: Run, state: RunState) -> None:
+        """Forbid new pods, and wait for those that are being created, since nobody would end them."""
         state.closed = True
-        if not await self._states.comes_about(run.instance, lambda: not state.creating, MADE_WITHIN_S):
+        if not await self._states.wait_until(run.instance, lambda: not state.creating, MADE_WITHIN_S):
             raise RuntimeUnavailable(f"pods of {run.instance} are still being made")
 
-    async def _until_gone(self, run: Run) -> None:
+    async def _wait_until_gone(self, run: Run) -> None:
         def are_gone() -> bool:
             return not any(pod.deletable for pod in self._cluster.pods(run.instance))
 
-        if not await self._states.comes_about(run.instance, are_gone, LEAVE_WITHIN_S):
+        if not await self._states.wait_until(run.instance, are_gone, LEAVE_WITHIN_S):
             log.warning("%s: not all containers ended by themselves", run.instance)
 
     async def remove(self, run: Run) -> None:
         self._check()
         state = self._states.of(run.instance)
-        await self._make_no_more(run, state)
+        await self._stop_creating(run, state)
         if state.keys is not None:
             keys, state.keys = state.keys, None
             await keys.close()
         await self._cluster.remove(run)
         await self._actions.release_all(run)
         self._states.forget(run.instance)
-        self._keeping.forget(run.instance)
+        self._kept_results.forget(run.instance)
         if self._wakes is not None:
             self._wakes.forget(run.instance)
 
@@ -396,7 +402,7 @@ class KubernetesRuntime:
                 yield chunk
 
     async def follow(self, run: Run, rank: int, cursor: str | None) -> AsyncGenerator[LogChunk, None]:
-        async with self._states.listening(run.instance) as changed:
+        async with self._states.subscribe(run.instance) as changed:
             follower = logs.Follower(self._api, run.namespace, rank, lambda: self._pods_of_rank(run, rank), changed)
             async with aclosing(follower.follow(cursor)) as chunks:
                 async for chunk in chunks:
@@ -419,7 +425,7 @@ class KubernetesRuntime:
     # -------------------------------------------------------------------------------------------------------- bench
 
     async def probe(self, run: Run, probe: Probe) -> None:
-        """On the nodes of the first two ranks."""
+        """Start the bench probe on the nodes of the first two ranks."""
         self._check()
         keys = await self._keys_of(run)
         if keys is not None and len(self._cluster.bench(run)) < BENCH_PODS:
@@ -459,12 +465,12 @@ class KubernetesRuntime:
 
 
 def _first(now: float, delays: Iterable[float | None]) -> float | None:
-    """The moment of the first of these delays."""
+    """Return the moment of the shortest of these delays."""
     return min((now + delay for delay in delays if delay is not None), default=None)
 
 
-def _cannot_tell(run: Run, keys: RunKeys, pods: Sequence[PodFacts]) -> str:
-    """Why nothing is decided for the run: some of its pods may run an attempt that nobody has a record of."""
+def _why_undecided(run: Run, keys: RunKeys, pods: Sequence[PodFacts]) -> str:
+    """Return why nothing is decided for the run: some of its pods may run an attempt that no record names."""
     if keys.silent_for > 0.0:
         return f"the rendezvous of {run.instance} does not answer, and only it knows its ranks"
     ranks = name_ranks(pod.rank for pod in pods)
@@ -472,9 +478,9 @@ def _cannot_tell(run: Run, keys: RunKeys, pods: Sequence[PodFacts]) -> str:
 
 
 def _is_unaccounted(pod: PodFacts, keys: RunKeys, evidence: Evidence) -> bool:
-    """Something may run there, and which attempt of the rank it is only its agent can tell.
+    """Whether the pod may run an attempt that only its agent can name.
 
-    A rendezvous that has lost its keys is told again by every agent that is there.
+    A rendezvous that has lost its keys gets them again from every agent that is there.
     """
     if pod.state != "running" or pod.rank in keys.orders or any(each.pod == pod.uid for each in keys.records.values()):
         return False

@@ -1,8 +1,8 @@
-"""Wake-ups, gathered: each pod of a gang changes several times while it starts, and each turn may write the status.
+"""Throttled wake-ups: each pod of a gang changes several times while it starts, and each turn may write the status.
 
-What changes after a quiet while is told at once. While changes keep coming, the pauses between wake-ups grow with the
-time that has passed since the first: so a look is behind by a fifth of that at most, and how many there are depends on
-how long it takes and not on how many ranks there are. What turns the run is told at once all the same.
+A change after a quiet time wakes the run at once. While changes keep coming, the pauses between wake-ups grow with the
+time since the first: so a look is late by a fifth of that at most, and the number of looks depends on the duration and
+not on the number of ranks. A change that decides the run (`Tally.turned_since`) wakes it at once all the same.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ SWEEP_FROM = 64
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How a gang stands, by numbers. `marks`: how many ranks up make a difference."""
+    """Counts of a gang's ranks. `marks`: the numbers of ranks up that make a difference."""
 
     answers: bool = False  # the run's rendezvous does
     up: int = 0
@@ -26,7 +26,7 @@ class Tally:
     marks: Sequence[int] = ()
 
     def turned_since(self, before: "Tally") -> bool:
-        """Whether something happened in between that should not wait."""
+        """Whether a change since `before` should not wait."""
         return (
             (self.answers and not before.answers)
             or (self.failed > 0 and before.failed == 0)
@@ -38,11 +38,11 @@ class Tally:
 class _Burst:
     began: float
     next_at: float
-    told: Tally
+    tally: Tally
 
 
 class Wakes:
-    """Calls `wake`; `tally` says how a run stands."""
+    """Calls `wake`; `tally` returns a run's counts."""
 
     def __init__(self, wake: Callable[[str], None], tally: Callable[[str], Tally]) -> None:
         self._wake, self._tally = wake, tally
@@ -56,23 +56,23 @@ class Wakes:
         if burst is None or _is_over(burst, now):
             self._sweep(now)
             self._bursts[instance] = _Burst(now, now, Tally())
-            self._ring(instance)
-        elif now >= burst.next_at or self._tally(instance).turned_since(burst.told):
-            self._ring(instance)
+            self._wake_now(instance)
+        elif now >= burst.next_at or self._tally(instance).turned_since(burst.tally):
+            self._wake_now(instance)
         elif instance not in self._later:
-            self._later[instance] = loop.call_at(burst.next_at, self._ring, instance)
+            self._later[instance] = loop.call_at(burst.next_at, self._wake_now, instance)
 
-    def _ring(self, instance: str) -> None:
+    def _wake_now(self, instance: str) -> None:
         timer = self._later.pop(instance, None)
         if timer is not None:
             timer.cancel()
         now, burst = asyncio.get_running_loop().time(), self._bursts[instance]
         burst.next_at = now + min(LONGEST_PAUSE_S, max(SHORTEST_PAUSE_S, (now - burst.began) * SHARE))
-        burst.told = self._tally(instance)
+        burst.tally = self._tally(instance)
         self._wake(instance)
 
     def _sweep(self, now: float) -> None:
-        """One that is over is as good as none: they are dropped whenever their number has doubled."""
+        """Drop bursts that are over, whenever their number has doubled: they have no effect any more."""
         if len(self._bursts) >= self._sweep_at:
             self._bursts = {name: burst for name, burst in self._bursts.items() if not _is_over(burst, now)}
             self._sweep_at = max(SWEEP_FROM, 2 * len(self._bursts))

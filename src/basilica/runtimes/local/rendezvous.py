@@ -22,7 +22,7 @@ from basilica.core.errors import RuntimeUnavailable
 from basilica.core.mesh import Announcement, SeenRendezvous
 from basilica.machine import files
 from basilica.machine.processes import Watch
-from basilica.rendezvous.announcements import announce, announced, says_of
+from basilica.rendezvous.announcements import announce, announced, changes_announcement
 from basilica.rendezvous.client import KeysClient
 from basilica.rendezvous.control import RendezvousControl
 from basilica.rendezvous.driver import Driver
@@ -72,7 +72,7 @@ class _Open:
 
     def _take_in(self, key: str | None) -> None:
         """Look a little later: our own words come one by one, and whoever changes them may go on doing so."""
-        if self._check is None and (key is None or says_of(key)):
+        if self._check is None and (key is None or changes_announcement(key)):
             self._check = asyncio.get_running_loop().call_later(HEAL_AFTER_S, self._compare)
 
     def _compare(self) -> None:

@@ -1,4 +1,4 @@
-"""Making runs, and making them larger: what has to be decided by one server after the other."""
+"""Admission of new and larger runs: the decisions that servers must take one after the other."""
 
 import contextlib
 import hashlib
@@ -28,7 +28,7 @@ SHOWN_SECONDS = 3.0
 
 
 class Admission:
-    """Names, limits and repeated requests."""
+    """Checks of names, limits and repeated requests."""
 
     def __init__(self, cluster: Cluster, ledger: Ledger) -> None:
         self._cluster, self._ledger = cluster, ledger
@@ -37,7 +37,7 @@ class Admission:
     async def create(
         self, deployment: Deployment, events: Sequence[Event], idempotency_key: str | None, limits: Limits
     ) -> tuple[Record, bool]:
-        """The new run and True, or the one that the same request has made before and False."""
+        """Return the new run and True, or the one that the same request has made before and False."""
         new = patches.New(
             deployment=deployment,
             digest=_digest(deployment.spec),
@@ -72,7 +72,7 @@ class Admission:
 
     @contextlib.asynccontextmanager
     async def enlarging(self, before: Deployment, more: int, limits: Limits) -> AsyncIterator[None]:
-        """While a run gets more ranks nobody else makes or enlarges one of the same user."""
+        """Exclude all other creations and enlargements of the same user while a run gets more ranks."""
 
         async def decide() -> Work:
             self._check_limits(before.namespace, limits, new_deployments=0, new_ranks=more)
@@ -104,7 +104,7 @@ class Admission:
         return self._cluster.wrote(obj, events, deployment.status.created_at, secrets)
 
     async def _post(self, deployment: Deployment, body: Json) -> Json:
-        """Make the object; if the answer is lost, find out whether it was made."""
+        """Create the object; if the answer is lost, find out whether it was created."""
         namespace, instance = deployment.namespace, deployment.instance
         try:
             return await self._cluster.api.create(path_of(namespace), body)
@@ -121,7 +121,7 @@ class Admission:
         return obj
 
     def _made_before(self, new: patches.New) -> list[Record]:
-        """The run that an earlier create with the same key has made, if there is one."""
+        """Return the run that an earlier create with the same key has made, if there is one."""
         oldest = new.deployment.status.created_at - IDEMPOTENCY_SECONDS
         for record in self._cluster.records.all(new.deployment.namespace):
             same_key = new.key is not None and record.key == new.key and record.deployment is not None
@@ -133,7 +133,7 @@ class Admission:
         return []
 
     async def _check_name(self, deployment: Deployment) -> None:
-        """`NameInUse`, unless the run that has the name has ended and our watch is late to tell."""
+        """Raise `NameInUse`, unless the run that has the name has ended and our watch is behind."""
         for record in list(self._cluster.records.all(deployment.namespace)):
             other = record.deployment
             if other is None or other.spec.name != deployment.spec.name or not is_live(other.status):
@@ -157,7 +157,7 @@ class Admission:
             raise Conflict(f"the instance name {instance!r} has been given already")
 
     async def _is_shown(self, namespace: str, work: Work) -> bool:
-        """Whether we know of that work by now, or that it came to nothing."""
+        """Whether our watch has shown that work by now, or that it came to nothing."""
 
         def shown() -> bool:
             record = self._cluster.records.get(work.instance)
@@ -171,12 +171,12 @@ class Admission:
 
 
 def _digest(spec: DeploymentSpec) -> str:
-    """Of a request, to tell it from another. Without the values of secrets: others may read it."""
+    """Return a digest that identifies a request. Values of secrets are left out: others may read it."""
     return spec_digest(replace(spec, secrets=dict.fromkeys(spec.secrets, "")))
 
 
 def _check_ranks(most: int) -> None:
-    """After the user's own limits: whoever may have fewer is told of those."""
+    """Check the store's own limit, after the user's: a user with a lower limit gets that one in the error."""
     if most > RANKS_MAX:
         problem = f"the status of so many ranks does not fit into a Kubernetes object: {RANKS_MAX} at most"
         raise ValidationError("distributed.worldSize.max", most, problem)

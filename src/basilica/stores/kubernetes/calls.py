@@ -1,4 +1,4 @@
-"""What the store asks of the API beside the custom resources, and what its refusals mean to us."""
+"""The store's API calls beside the custom resources, and the translation of their errors."""
 
 import base64
 
@@ -14,7 +14,9 @@ def core_path(namespace: str, plural: str, name: str = "") -> str:
 
 
 def unavailable(error: ApiError) -> BasilicaError:
-    """Nobody's fault but the cluster's, or somebody's who gave us too few rights; in any case nothing was changed."""
+    """Return our error for a failed call; nothing was changed. Causes are the cluster, an invalid spec, or missing
+    rights.
+    """
     if error.status == 422:
         return ValidationError("spec", error.reason, error.message)
     if error.status == 413:
@@ -29,7 +31,7 @@ def unavailable(error: ApiError) -> BasilicaError:
 
 
 def is_gone(error: ApiError, name: str) -> bool:
-    """That object is not there. An API server that has just begun says 404 to everything of a custom resource."""
+    """Whether that object is not there. A starting API server answers 404 to every request for a custom resource."""
     return error.status == 404 and f'"{name}"' in error.message
 
 
@@ -44,13 +46,13 @@ async def read_secret(api: KubeApi, namespace: str, name: str) -> dict[str, str]
 
 
 def decoded(secret: Json) -> dict[str, str]:
-    """What a Secret holds."""
+    """Return the values of a Secret."""
     data = secret.get("data") or {}
     return {key: base64.b64decode(value).decode("utf-8", "replace") for key, value in data.items()}
 
 
 def secret_body(name: str, namespace: str, values: dict[str, str], labels: dict[str, str]) -> Json:
-    """A Secret that never changes, so that a run's variables are those that it was started with."""
+    """Return an immutable Secret, so that a run's variables are those that it was started with."""
     data = {key: base64.b64encode(value.encode()).decode() for key, value in values.items()}
     return {
         "apiVersion": "v1",

@@ -1,6 +1,6 @@
-"""The runs of a cluster, read and written one at a time: what the parts of the store share.
+"""The runs of a cluster, read and written one at a time, for all parts of the store.
 
-What is read is what one shared watch told, or what our own writes answered.
+Reads are answered from one shared watch and from the answers to our own writes.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ SYNC_SECONDS = 30.0
 
 
 async def synced(informer: Informer) -> None:
-    """Return when everything there is has been listed once; `StoreUnavailable` if that takes too long."""
+    """Return when every object has been listed once; `StoreUnavailable` if that takes too long."""
     try:
         async with asyncio.timeout(SYNC_SECONDS):
             await informer.synced()
@@ -41,10 +41,10 @@ class Cluster:
         self.api = api
         self.records = Records(on_problem)
         self.mirror = EventMirror(api, component)
-        self._complained: set[str] = set()  # uids
+        self._warned: set[str] = set()  # uids
         self._on_problem = on_problem
-        self.lacking: dict[str, str] = {}  # why runs are not whole: their Secret cannot be read, by uid
-        self._informer = Informer(api, EVERYWHERE, on_change=self._told)
+        self.lacking: dict[str, str] = {}  # why a run's Secret cannot be read, by the run's uid
+        self._informer = Informer(api, EVERYWHERE, on_change=self._on_change)
 
     async def open(self) -> None:
         await synced(self._informer)
@@ -56,10 +56,10 @@ class Cluster:
 
     @property
     def problem(self) -> ApiError | None:
-        """Why what is known may be out of date; None while the watch is open."""
+        """Why the records may be out of date; None while the watch is open."""
         return self._informer.problem
 
-    # ---- what is known ---------------------------------------------------------------------------------------------
+    # ---- records ----------------------------------------------------------------------------------------------------
 
     def known(self, instance: str) -> Record:
         record = self.records.get(instance)
@@ -75,40 +75,42 @@ class Cluster:
         return max(mine, key=lambda r: r.age_order, default=None)
 
     async def whole(self, record: Record) -> Deployment:
-        """The run with what its Secret holds, which is read once."""
+        """Return the run with the values of its Secret, which is read once."""
         secret = self.records.lacks_secrets(record)
         if secret is not None:
             try:
                 values = await read_secret(self.api, record.namespace, secret)
             except StoreUnavailable as error:
-                self._complain(record, str(error))
+                self._report_problem(record, str(error))
                 raise
             self.lacking.pop(record.uid, None)
-            self._complained.discard(record.uid)
+            self._warned.discard(record.uid)
             record = self.records.learn_secrets(record, values)
         return record.run()
 
-    def _complain(self, record: Record, problem: str) -> None:
-        """Once, where the run's owner looks."""
+    def _report_problem(self, record: Record, problem: str) -> None:
+        """Record the problem, and publish an event on the run once."""
         if self.lacking.get(record.uid) != problem:
             self.lacking[record.uid] = problem
             self._on_problem(record)
-        if record.uid not in self._complained:
-            self._complained.add(record.uid)
-            self.mirror.tell(record.obj, [Event("SecretUnavailable", problem, warning=True)], time.time(), {})
+        if record.uid not in self._warned:
+            self._warned.add(record.uid)
+            self.mirror.publish(record.obj, [Event("SecretUnavailable", problem, warning=True)], time.time(), {})
 
     async def until(self, done: Callable[[], bool], seconds: float) -> bool:
-        """Look after each change of any run; False when the time is up."""
+        """Check `done` after each change of any run; False when the time is up."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds), contextlib.aclosing(self.records.bell.changes(())) as changes:
                 while not done() and await anext(changes, None) is not None:
                     pass
         return done()
 
-    # ---- what is told --------------------------------------------------------------------------------------------
+    # ---- changes --------------------------------------------------------------------------------------------------
 
-    def _told(self, obj: Json) -> None:
-        """By the watch. An object that a list does not have is gone, unless we know of a newer state than the list."""
+    def _on_change(self, obj: Json) -> None:
+        """Apply a change of the watch. An object that a list lacks is gone, unless we know a newer state than the
+        list.
+        """
         metadata = obj["metadata"]
         found = self._informer.get(metadata["namespace"], metadata["name"])
         if found is not None and found["metadata"]["uid"] == metadata["uid"]:
@@ -127,17 +129,17 @@ class Cluster:
         if record.version == int(obj["metadata"]["resourceVersion"]):
             self._informer.learn(obj)
         known = codec.merged(record.requested, record.observed)
-        self.mirror.tell(obj, events, at, {(e.reason, e.message): e.count for e in known})
+        self.mirror.publish(obj, events, at, {(e.reason, e.message): e.count for e in known})
         return record
 
     def gone(self, record: Record) -> None:
         self.lacking.pop(record.uid, None)
         self.records.drop(record.obj, max(record.version, self._informer.version))
 
-    # ---- asking and changing -------------------------------------------------------------------------------------
+    # ---- requests ------------------------------------------------------------------------------------------------
 
     async def refresh(self, record: Record) -> Record | None:
-        """The object as it is at this moment; None if it is gone."""
+        """Read the object as it is at this moment; None if it is gone."""
         try:
             obj = await self.api.get(path_of(record.namespace, record.name))
         except ApiError as error:
@@ -162,7 +164,9 @@ class Cluster:
             self.records.take(obj)
 
     async def patch(self, record: Record, body: Json, subresource: str = "") -> Json:
-        """Change what is still of that version: `StaleVersion` otherwise, and then what is newer has been read."""
+        """Change the object if it still has that version: `StaleVersion` otherwise, and then the newer one has been
+        read.
+        """
         path = path_of(record.namespace, record.name, subresource)
         try:
             return await self.api.merge_patch(path, body)

@@ -1,7 +1,7 @@
-"""Statuses and events as the custom resource holds them: a part for people, and the whole in a compact form.
+"""Statuses and events of the custom resource: a part for people, and the whole in a compact form.
 
-An object may have 1.5 MiB at most. What makes a status large is what ranks said last; of that is given up what has to
-be, and never a verdict.
+An object may have 1.5 MiB at most. The last output of ranks makes a status large; as much of it as necessary is
+dropped, and never a verdict.
 """
 
 import base64
@@ -29,7 +29,7 @@ EXITS_BYTES = 64 << 10
 REQUESTED_KEPT = 50
 REQUESTED_BYTES = 32 << 10  # all annotations of an object have 256 KiB
 MESSAGE_MAX = 2000
-UNRESOLVED = 0  # the version of an event that was written with a version that nobody could know yet
+UNRESOLVED = 0  # the version of an event whose write had no version yet
 
 FAILURES_KEPT = 512
 _TIMES = ("started_at", "finished_at", "seen_at", "metered_until", "restart_at", "missing_since", "silent_since")
@@ -55,7 +55,7 @@ def unpack(text: str) -> str:
 def status_body(
     spec: DeploymentSpec, status: DeploymentStatus, events: Iterable[RecordedEvent], now: float
 ) -> dict[str, object]:
-    """The whole status subresource; what is None is removed by the patch that carries it."""
+    """Return the whole status subresource; the patch that carries it removes fields that are None."""
     world = status.world(spec.world)
     culprit = find_culprit(status.failures, status.whole_at) if status.phase.terminal else None
     return {
@@ -64,7 +64,7 @@ def status_body(
         "message": why(spec, status, now)[:MESSAGE_MAX],
         "world": {
             "ready": world.ready,
-            "target": status.world_target or world.target,  # what was acted on, also where the spec says more
+            "target": status.world_target or world.target,  # as acted on; the spec may be ahead
             "min": world.min,
             "max": world.max,
             "belowMinimum": world.below_minimum,
@@ -87,7 +87,7 @@ def status_body(
 
 
 def _rank_exits(status: DeploymentStatus, culprit: Culprit | None) -> Json:
-    """How each rank ended, once the run is over, as the API shows it; without what ranks wrote.
+    """Return each rank's exit, once the run is over, as the API shows it; without output of the ranks.
 
     Where there are too many for an object, those that failed are kept, and the rest is counted.
     """
@@ -134,7 +134,7 @@ def _condition(condition: Condition, generation: int) -> Json:
 
 
 def refusal_body(generation: int, problem: str, now: float) -> Json:
-    """The status of an object that its schema let pass and that is no run."""
+    """Return the status of an object that its schema let pass and that is no run."""
     condition = Condition(type="Accepted", status="False", reason="InvalidSpec", message=problem, since=now)
     return {
         "observedGeneration": generation,
@@ -145,7 +145,7 @@ def refusal_body(generation: int, problem: str, now: float) -> Json:
 
 
 def waiting_body(known: Json, generation: int, problem: str, now: float) -> Json:
-    """The status of a run that cannot begin, or go on, before somebody makes what it refers to."""
+    """Return the status of a run that cannot begin, or go on, before its Secret exists."""
     condition = Condition(
         type="SecretAvailable", status="False", reason="SecretUnavailable", message=problem, since=now
     )
@@ -158,7 +158,7 @@ def waiting_body(known: Json, generation: int, problem: str, now: float) -> Json
 
 
 def state_text(status: DeploymentStatus) -> str:
-    """The status in full, or with less of what ranks said last where it would not fit."""
+    """Encode the status in full, or with less output of the ranks where it would not fit."""
     for lighter in (_as_it_is, _without_stacks, _with_few_tails, _without_tails, _without_history, _with_few_failures):
         text = pack(encode_status(lighter(status)))
         if len(text) <= STATE_BYTES:
@@ -185,7 +185,7 @@ def _without_stacks(status: DeploymentStatus) -> DeploymentStatus:
 
 
 def _with_few_tails(status: DeploymentStatus) -> DeploymentStatus:
-    """Those of the failures stay, shortened: somebody will look for the culprit there."""
+    """Keep those of the failures, shortened: users search for the culprit there."""
     lighter = _without_stacks(status)
     exits = tuple(_quiet(e) for e in status.exits)
     return replace(lighter, exits=exits, failures=tuple(_brief(e) for e in status.failures))
@@ -201,7 +201,9 @@ def _without_history(status: DeploymentStatus) -> DeploymentStatus:
 
 
 def _with_few_failures(status: DeploymentStatus) -> DeploymentStatus:
-    """The first ones tell who failed first; times to the millisecond, which is more than clocks agree on."""
+    """Keep the first ones, which show who failed first; times to the millisecond, which is more than clocks agree
+    on.
+    """
     lighter = _without_history(status)
     return replace(
         lighter,
@@ -234,7 +236,7 @@ Folded = tuple[RecordedEvent, ...]  # oldest first
 
 
 def fold(recorded: Folded, events: Iterable[Event], now: float) -> Folded:
-    """What was recorded with more that happened: equal ones are counted."""
+    """Return the recorded events with new ones added: equal ones are counted."""
     folded = {(e.reason, e.message): e for e in recorded}
     for event in events:
         key = (event.reason, event.message[:MESSAGE_MAX])
@@ -252,7 +254,7 @@ def fold(recorded: Folded, events: Iterable[Event], now: float) -> Folded:
 
 
 def merged(one: Folded, other: Folded) -> Folded:
-    """Two records of one run as one, by time, as many as are kept."""
+    """Return two records of one run as one, by time, as many as are kept."""
     both: dict[tuple[str, str], RecordedEvent] = {}
     for event in (*one, *other):
         key = (event.reason, event.message)
@@ -279,7 +281,7 @@ def _newest(ordered: Iterable[RecordedEvent], limit: int) -> Folded:
 
 
 def resolved(events: Folded, version: int, earlier: Folded) -> Folded:
-    """Each event with the version that it was recorded with: the one it was first seen with, which is this if never."""
+    """Return each event with the version that it was first seen with, which is this one if never."""
     known = {(e.reason, e.message, e.count): e.version for e in earlier}
     return tuple(
         event
@@ -290,7 +292,7 @@ def resolved(events: Folded, version: int, earlier: Folded) -> Folded:
 
 
 def events_text(events: Iterable[RecordedEvent], limit: int, size: int) -> str:
-    """As many of the newest as fit, `Created` in any case."""
+    """Encode as many of the newest as fit, `Created` in any case."""
     kept = _newest(events, limit)
     while True:
         rows = [[e.kind, e.reason, e.message, e.count, e.first_at, e.last_at, e.version] for e in kept]

@@ -1,4 +1,4 @@
-"""API keys as Secrets of the control plane's own namespace. Only digests are in them; one watch tells of changes."""
+"""API keys as Secrets of the control plane's own namespace. They hold digests only; one watch follows changes."""
 
 import hashlib
 
@@ -14,11 +14,11 @@ LABEL = "basilica.dev/api-key"
 
 
 class KubernetesKeys:
-    """A lookup costs no request: all keys are in memory, and whoever revokes one is told to all servers at once."""
+    """A lookup costs no request: all keys are in memory, and a revocation reaches all servers at once."""
 
     def __init__(self, api: KubeApi, namespace: str) -> None:
         self._api, self._namespace = api, namespace
-        self._informer = Informer(api, core_path(namespace, "secrets"), label_selector=LABEL, on_change=self._told)
+        self._informer = Informer(api, core_path(namespace, "secrets"), label_selector=LABEL, on_change=self._on_change)
         self._keys: dict[str, ApiKey] = {}  # by the Secret's name
 
     async def open(self) -> None:
@@ -43,7 +43,7 @@ class KubernetesKeys:
             made = await self._api.create(core_path(self._namespace, "secrets"), body)
         except ApiError as error:
             raise (taken if error.status == 409 else unavailable(error)) from error
-        self._take(made)
+        self._store(made)
 
     async def find_key(self, digest: str) -> ApiKey | None:
         return next((key for key in self._keys.values() if key.digest == digest), None)
@@ -60,14 +60,14 @@ class KubernetesKeys:
         self._keys.pop(name, None)
         return was_there
 
-    def _told(self, obj: Json) -> None:
+    def _on_change(self, obj: Json) -> None:
         found = self._informer.get(self._namespace, obj["metadata"]["name"])
         if found is not None and found["metadata"]["uid"] == obj["metadata"]["uid"]:
-            self._take(obj)
+            self._store(obj)
         else:
             self._keys.pop(obj["metadata"]["name"], None)
 
-    def _take(self, obj: Json) -> None:
+    def _store(self, obj: Json) -> None:
         values = decoded(obj)
         try:
             self._keys[obj["metadata"]["name"]] = ApiKey(
@@ -78,7 +78,7 @@ class KubernetesKeys:
                 note=values.get("note", ""),
             )
         except (KeyError, ValueError):
-            self._keys.pop(obj["metadata"]["name"], None)  # not one of ours: it opens nothing
+            self._keys.pop(obj["metadata"]["name"], None)  # not one of ours: it grants nothing
 
 
 def _secret_name(id: str) -> str:

@@ -1,7 +1,7 @@
-"""What deleted runs used, in ConfigMaps of the user's namespace; it also tells which instance names were ever given.
+"""The usage of deleted runs, in ConfigMaps of the user's namespace; it also records every instance name ever given.
 
-A row is kept under a key of its own, so that writing it twice is writing it once, in one of sixteen ConfigMaps, so
-that none of them has to hold them all.
+A row is kept under a key of its own, so that writing it twice is writing it once, in one of sixteen ConfigMaps, so that
+none of them has to hold them all.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ class Ledger:
         self._api = api
 
     async def write(self, namespace: str, row: UsageRow) -> None:
-        """Keep a row; the oldest of a full ConfigMap makes room."""
+        """Write a row; the oldest of a full ConfigMap makes room."""
         values = [row.name, row.rank_seconds, row.gpu_seconds, row.created_at, row.ended_at]
         text = json.dumps(values, separators=(",", ":"))
         name = _page(row.instance)

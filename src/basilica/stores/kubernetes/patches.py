@@ -1,4 +1,4 @@
-"""What is written to the custom resource, as plain values."""
+"""Bodies and patches for the custom resource, as plain values."""
 
 import json
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ def secret_name(instance: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class New:
-    """A run that is about to be made."""
+    """A run that is about to be created."""
 
     deployment: Deployment
     digest: str
@@ -74,7 +74,7 @@ def is_held(obj: Json) -> bool:
 
 
 def held(obj: Json) -> Json:
-    """The change that puts our finalizer and labels on an object that somebody made by hand."""
+    """Return the patch that puts our finalizer and labels on an object made by hand."""
     metadata = obj["metadata"]
     name = (obj.get("spec") or {}).get("name") or metadata["name"]
     labels = {INSTANCE_LABEL: instance_of(obj), NAME_LABEL: name}
@@ -85,14 +85,14 @@ def held(obj: Json) -> Json:
 
 
 def released(obj: Json) -> Json:
-    """The change that takes our finalizer off again."""
+    """Return the patch that takes our finalizer off again."""
     metadata = obj["metadata"]
     left = [item for item in metadata.get("finalizers") or () if item != FINALIZER]
     return {"metadata": {"resourceVersion": metadata["resourceVersion"], "finalizers": left}}
 
 
 def difference(before: Json, after: Json) -> Json:
-    """The merge patch from one to the other."""
+    """Return the merge patch from one to the other."""
     patch: Json = {key: None for key in before.keys() - after.keys()}
     for key, value in after.items():
         old = before.get(key)

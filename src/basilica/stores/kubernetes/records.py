@@ -1,4 +1,4 @@
-"""The runs of a cluster as this process knows them: told by the watch, and at once by its own writes."""
+"""This process's records of the cluster's runs, updated by the watch, and at once by its own writes."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
@@ -42,7 +42,7 @@ NO_EVENTS: Folded = ()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One object, read. `deployment` is None where it is no run; `problem` says why."""
+    """One parsed object. `deployment` is None where it is no run; `problem` has the reason."""
 
     obj: Json
     instance: str
@@ -78,7 +78,7 @@ class Record:
 
     @property
     def age_order(self) -> tuple[str, int, str]:
-        """Orders records by when they were made: by the API server's clock, within a second by our tickets."""
+        """The sort key by creation: by the API server's clock, within a second by our tickets."""
         order = self.annotation(ORDER)
         return self.obj["metadata"]["creationTimestamp"], int(order) if order.isdecimal() else 0, self.instance
 
@@ -87,11 +87,11 @@ class Record:
 
     @property
     def refused(self) -> bool:
-        """It is no run and never was one. What we once accepted and cannot read now is another matter."""
+        """Whether it is no run and never was one, unlike a run that was accepted once and cannot be read now."""
         return isinstance(self.problem, ValidationError) and not is_held(self.obj)
 
     def run(self) -> Deployment:
-        """The run, or why there is none: what cannot be read is there, and must not be taken for gone."""
+        """Return the run, or raise why there is none: an unreadable run exists, and must not be taken for gone."""
         if self.deployment is not None:
             return self.deployment
         if self.refused:
@@ -100,11 +100,11 @@ class Record:
 
     @property
     def damaged(self) -> bool:
-        """It is a run, and cannot be read."""
+        """Whether it is a run that cannot be read."""
         return self.deployment is None and not self.refused
 
     def damage(self) -> DamagedRun:
-        """What is known of a run that cannot be read."""
+        """Return the known facts of a run that cannot be read."""
         return DamagedRun(
             instance=self.instance,
             user=user_of(self.namespace),
@@ -118,7 +118,7 @@ class Record:
 
 
 def record_of(obj: Json, secrets: Mapping[str, str], earlier: Record | None) -> Record:
-    """Read an object; never fails, whatever somebody wrote into it."""
+    """Parse an object; never fails, whatever its content."""
     instance, version = instance_of(obj), version_of(obj)
     try:
         status = obj.get("status") or {}
@@ -147,7 +147,9 @@ def record_of(obj: Json, secrets: Mapping[str, str], earlier: Record | None) -> 
 
 
 def _leaving(record: Record, secrets: Mapping[str, str]) -> Record:
-    """A run that cannot be read and is to be deleted, as the controller can turn it: else it would stay for ever."""
+    """Return an unreadable run under deletion with a stand-in that the controller can turn: else it would stay for
+    ever.
+    """
     spec: DeploymentSpec | None = None
     status: DeploymentStatus | None = None
     with suppress(ValidationError):
@@ -161,13 +163,13 @@ def _leaving(record: Record, secrets: Mapping[str, str]) -> Record:
 
 
 def friendly_name_of(obj: Json) -> str:
-    """What its user calls a run, readable or not."""
+    """Return the user's name of a run, readable or not."""
     name = (obj.get("spec") or {}).get("name")
     return name if isinstance(name, str) and name else str(obj["metadata"]["name"])
 
 
 def _target_of(obj: Json) -> int:
-    """How many ranks a run has, as far as that can be told."""
+    """Return the number of ranks of a run; 1 if it cannot be read."""
     try:
         return int(obj["spec"]["distributed"]["worldSize"]["target"])
     except (KeyError, TypeError, ValueError):
@@ -175,13 +177,13 @@ def _target_of(obj: Json) -> int:
 
 
 def user_of(namespace: str) -> str:
-    """Whose namespace it is. One that is nobody's stands for itself, and no user of the API reaches it."""
+    """Return the user of a namespace. A namespace of no user stands for itself, and no user of the API reaches it."""
     user = namespace.removeprefix(namespace_of(""))
     return user if namespace_of(user) == namespace else namespace
 
 
 def _new_status(obj: Json) -> DeploymentStatus:
-    """Of what the operator has not seen yet. The API's clock is finer than Kubernetes'."""
+    """Return the status of a run that the operator has not seen yet. The API's clock is finer than Kubernetes'."""
     text = (obj["metadata"].get("annotations") or {}).get(CREATED_AT, "")
     try:
         return DeploymentStatus(created_at=float(text))
@@ -190,7 +192,7 @@ def _new_status(obj: Json) -> DeploymentStatus:
 
 
 class Records:
-    """What there is, by instance name. Rings the bell when it changes."""
+    """The records by instance name. Rings the bell when one changes."""
 
     def __init__(self, on_problem: Callable[[Record], None] = lambda record: None) -> None:
         self.bell = Bell()
@@ -199,12 +201,13 @@ class Records:
         self._namespaces: dict[str, set[str]] = {}
         self._objects: dict[tuple[str, str], str] = {}  # namespace and object name to instance
         self._gone: OrderedDict[str, tuple[str, int]] = OrderedDict()  # uid to instance and version
-        self._leaving: set[str] = set()  # uids of what we are taking away: how that goes is no news
-        self._secrets: dict[str, Mapping[str, str]] = {}  # what an object's Secret holds, by the object's uid
+        self._leaving: set[str] = set()  # uids of objects that we are deleting: only their end is a change
+        self._secrets: dict[str, Mapping[str, str]] = {}  # the values of an object's Secret, by the object's uid
 
     def take(self, obj: Json, secrets: Mapping[str, str] | None = None) -> Record | None:
-        """An object as somebody was told it is; None if it is known to be gone. What is older than known is not
-        news."""
+        """Record an object from a watch or an answer; None if it is known to be gone. An older version than the known
+        one changes nothing.
+        """
         uid = obj["metadata"]["uid"]
         if uid in self._gone:
             return None
@@ -216,7 +219,7 @@ class Records:
             return known
         record = record_of(obj, self._secrets.get(uid, {}), known)
         before = self._objects.get((record.namespace, record.name))
-        if before is not None and self._records[before].uid != uid:  # it went and came while nobody told us
+        if before is not None and self._records[before].uid != uid:  # recreated during a gap of the watch
             self.drop(self._records[before].obj, record.version)
         self._objects[record.namespace, record.name] = instance
         self._records[instance] = record
@@ -227,7 +230,7 @@ class Records:
         return record
 
     def learn_secrets(self, record: Record, secrets: Mapping[str, str]) -> Record:
-        """The same object, now that what its Secret holds is known."""
+        """Return the same object's record with the values of its Secret."""
         self._secrets[record.uid] = dict(secrets)
         again = record_of(record.obj, secrets, record)
         if self._records.get(record.instance) is record:
@@ -235,15 +238,15 @@ class Records:
         return again
 
     def lacks_secrets(self, record: Record) -> str | None:
-        """The name of the Secret that has to be read before the run is whole."""
+        """Return the name of the Secret that has to be read before the run is whole."""
         return None if record.uid in self._secrets else secret_of(record.obj)
 
     def leave(self, record: Record, leaving: bool) -> None:
-        """From now on only its end is news; or, where that failed, its changes again."""
+        """Ignore all changes of the object but its end; or, where the deletion failed, none any more."""
         (self._leaving.add if leaving else self._leaving.discard)(record.uid)
 
     def drop(self, obj: Json, version: int) -> None:
-        """It is gone."""
+        """Record that the object is gone."""
         uid, instance = obj["metadata"]["uid"], instance_of(obj)
         if uid in self._gone:
             return
@@ -263,38 +266,38 @@ class Records:
         return self._records.get(instance)
 
     def of_uid(self, obj: Json) -> Record | None:
-        """What we know of that very object."""
+        """Return the record of that very object."""
         record = self._records.get(instance_of(obj))
         return record if record is not None and record.uid == obj["metadata"]["uid"] else None
 
     def is_gone(self, instance: str) -> bool:
         return any(instance == gone for gone, _ in self._gone.values())
 
-    def look(self, instance: str) -> Deployment:
+    def load(self, instance: str) -> Deployment:
         record = self._records.get(instance)
         if record is None:
             raise DeploymentNotFound(instance)
         return record.run()
 
     def all(self, namespace: str | None = None) -> Iterator[Record]:
-        """Unordered, those that are no runs too."""
+        """Yield records, unordered, also of objects that are no runs."""
         if namespace is None:
             yield from self._records.values()
         else:
             yield from (self._records[instance] for instance in self._namespaces.get(namespace, ()))
 
     def runs(self, namespace: str | None = None) -> list[Deployment]:
-        """Newest first."""
+        """Return the readable runs, newest first."""
         return [run for run in self.listed(namespace) if isinstance(run, Deployment)]
 
     def listed(self, namespace: str | None = None) -> list[Deployment | DamagedRun]:
-        """Newest first, those that cannot be read too."""
+        """Return all runs, newest first, unreadable ones too."""
         found = [record for record in self.all(namespace) if not record.refused]
         found.sort(key=lambda record: record.age_order, reverse=True)
         return [record.damage() if record.deployment is None else record.deployment for record in found]
 
     def changed_since(self, version: int) -> list[str]:
-        """Instances in the order of their last change, those that are gone too."""
+        """Return instances in the order of their last change, those that are gone too."""
         changed = {record.instance: record.version for record in self._records.values()}
         changed |= dict(self._gone.values())
         return [i for i, v in sorted(changed.items(), key=lambda item: item[1]) if v > version]

@@ -1,4 +1,4 @@
-"""Runs as custom resources. What is read is what one shared watch told, or what our own writes answered.
+"""Runs as custom resources. Reads are answered from one shared watch and from the answers to our own writes.
 
 Versions are Kubernetes' resource versions. They are opaque by tradition and numbers in fact; the API now promises that
 those of one resource can be compared, and nothing else is done with them here. Generations are Kubernetes' own.
@@ -40,7 +40,7 @@ _OBJECT_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 class KubernetesStore:
     """`open` it first. Any number of processes may use the same cluster, each through a store of its own.
 
-    `noticed` is set when an object came that its schema let pass and that cannot be read as a run.
+    `noticed` is set when an object appears that its schema let pass and that cannot be read as a run.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class KubernetesStore:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # each lives while it is used
 
     async def open(self) -> None:
-        """Returns when everything there is has been listed once; `StoreUnavailable` if that takes too long."""
+        """Return when every object has been listed once; `StoreUnavailable` if that takes too long."""
         await self._cluster.open()
 
     async def close(self) -> None:
@@ -66,7 +66,7 @@ class KubernetesStore:
 
     @property
     def behind(self) -> str | None:
-        """Why what is read here may be out of date; None while the watch is open."""
+        """Why reads may be out of date; None while the watch is open."""
         return None if self._cluster.problem is None else str(self._cluster.problem)
 
     def _lock(self, instance: str) -> asyncio.Lock:
@@ -81,11 +81,11 @@ class KubernetesStore:
         self.noticed.set()
 
     def problems(self) -> list[Record]:
-        """Objects that are no runs."""
+        """Return the objects that are no runs."""
         return [record for record in self._cluster.records.all() if record.problem is not None]
 
     def lacking(self) -> list[tuple[Record, str]]:
-        """Runs that refer to what is not there, and why they cannot be read whole."""
+        """Return the runs whose Secret cannot be read, each with the reason."""
         found = [(self._cluster.lacking.get(record.uid), record) for record in self._cluster.records.all()]
         return [(record, problem) for problem, record in found if problem is not None]
 
@@ -132,12 +132,12 @@ class KubernetesStore:
         rows = [usage_of(deployment) for deployment in self._cluster.records.runs(namespace)]
         known = {row.instance for row in rows}
         rows += [row for row in await self._ledger.rows(namespace, user) if row.instance not in known]
-        rows.sort(key=lambda row: -row.created_at)  # stable: those that there still are stay in their order
+        rows.sort(key=lambda row: -row.created_at)  # stable: existing runs stay in their order
         rows = rows[max(offset, 0) :]
         return rows if limit is None else rows[: max(limit, 0)]
 
     async def wait_change(self, instance: str, version: int, timeout: float | None) -> Deployment | None:
-        found = await self._cluster.records.bell.wait_change(self._cluster.records.look, instance, version, timeout)
+        found = await self._cluster.records.bell.wait_change(self._cluster.records.load, instance, version, timeout)
         return None if found is None else await self.get(instance)
 
     def changes(self, since: int | None = None) -> AsyncGenerator[str, None]:
@@ -179,7 +179,7 @@ class KubernetesStore:
                     async with self._admission.enlarging(before, more, limits):
                         return await self._write_spec(before, spec, events)
                 except StaleVersion:
-                    continue  # what is newer has been read by now
+                    continue  # the newer version has been read by now
         raise StoreUnavailable(f"{instance} is changed by others all the time; try again")
 
     async def _write_spec(self, before: Deployment, spec: DeploymentSpec, events: Sequence[Event]) -> Deployment:
@@ -197,7 +197,7 @@ class KubernetesStore:
         return await self._cluster.whole(self._cluster.wrote(await self._cluster.patch(record, body), events, now))
 
     async def condemn(self, instance: str) -> Deployment:
-        """Kubernetes' own mark is enough: with it, what cannot be read is read as a stand-in."""
+        """Mark the object as deleted: with that mark an unreadable run is read as a stand-in."""
         async with self._lock(instance):
             for _ in range(TRIES):
                 record = self._cluster.known(instance)
@@ -207,11 +207,11 @@ class KubernetesStore:
                 try:
                     return await self._mark_deleted(replace(record, deployment=stand_in), stand_in.spec)
                 except StaleVersion:
-                    continue  # what is newer has been read by now
+                    continue  # the newer version has been read by now
         raise StoreUnavailable(f"{instance} is changed by others all the time; try again")
 
     async def _mark_deleted(self, record: Record, spec: DeploymentSpec) -> Deployment:
-        """Deleting is Kubernetes' own: our finalizer holds the object until its ranks are stopped and recorded."""
+        """Delete in Kubernetes' own way: our finalizer holds the object until its ranks are stopped and recorded."""
         path = path_of(record.namespace, record.name)
         try:
             await self._api.delete(path, uid=record.uid, resource_version=str(record.version))
@@ -243,7 +243,7 @@ class KubernetesStore:
         return await self._cluster.whole(saved)
 
     async def refuse(self, record: Record, problem: str) -> None:
-        """Tell whoever made an object that it is no run: a condition and an event."""
+        """Publish on the object that it is no run: a condition and an event."""
         metadata, now = record.obj["metadata"], self._now()
         if (record.obj.get("status") or {}).get("observedGeneration") == metadata["generation"]:
             return
@@ -253,10 +253,10 @@ class KubernetesStore:
         }
         obj = await self._cluster.patch(record, body, "status")
         self._cluster.records.take(obj)
-        self._cluster.mirror.tell(obj, [Event("InvalidSpec", problem, warning=True)], now, {})
+        self._cluster.mirror.publish(obj, [Event("InvalidSpec", problem, warning=True)], now, {})
 
     async def explain(self, record: Record, problem: str) -> None:
-        """Say on the object itself what its run waits for."""
+        """Publish on the object what its run waits for."""
         known, now = record.obj.get("status") or {}, self._now()
         if known.get("message") == problem:
             return
@@ -278,11 +278,11 @@ class KubernetesStore:
                 await self._ledger.write(record.namespace, usage_of(record.deployment))
             self._cluster.records.leave(record, True)
             try:
-                await self._let_go(record)
+                await self._release(record)
             finally:
                 self._cluster.records.leave(record, False)
 
-    async def _let_go(self, record: Record) -> None:
+    async def _release(self, record: Record) -> None:
         """Take our finalizer off and delete the object, in whatever state others have brought it meanwhile."""
         path, obj = path_of(record.namespace, record.name), record.obj
         try:

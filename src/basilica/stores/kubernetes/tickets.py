@@ -1,11 +1,11 @@
-"""One at a time: names, limits and repeated requests of a user are decided on by one server after the other.
+"""Tickets serialize the decisions of several servers on a user's names, limits and repeated requests.
 
-Kubernetes has no transactions over several objects. So whoever is about to make a run (or to enlarge one) first takes
-the ticket of the namespace, a ConfigMap, by compare-and-swap, and writes into it what it is about to do. Whoever comes
-next waits until its own watch has shown that: then it knows of everything that was decided before.
+Kubernetes has no transactions over several objects. So a server that is about to make or enlarge a run first takes
+the ticket of the namespace, a ConfigMap, by compare-and-swap, and writes its intended work into it. The server that
+comes next waits until its own watch has shown that work: then it knows of every earlier decision.
 
 A ticket whose work never shows up belongs to a server that died in between. It is taken over after a while that is
-longer than any request lives, measured by the one who waits.
+longer than any request lives, measured by the waiting server.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ ABANDONED_SECONDS = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a ticket is taken for: this run will have at least this generation."""
+    """The work of a ticket: this run will have at least this generation."""
 
     instance: str
     generation: int
@@ -50,13 +50,13 @@ class Tickets:
         self._awaited: dict[tuple[str, Work], float] = {}  # since when, by our own clock
 
     def lock(self, namespace: str) -> asyncio.Lock:
-        """Servers take turns by the ticket, the tasks of one server by this."""
+        """Return the lock by which the tasks of one server take turns; servers take turns by the ticket."""
         return self._locks.setdefault(namespace, asyncio.Lock())
 
     async def take(self, namespace: str, decide: Callable[[], Awaitable[Work | None]]) -> int | None:
-        """Have `decide` look when everything before is known, and write down what it is about to do.
+        """Call `decide` when every earlier decision is known, and write its work into the ticket.
 
-        It may raise to refuse. Returns a number that grows with every ticket of the cluster, or None where `decide`
+        It may raise to refuse. Return a number that grows with every ticket of the cluster, or None where `decide`
         found that there is nothing to do.
         """
         try:
@@ -74,7 +74,7 @@ class Tickets:
         raise StoreUnavailable(f"too many servers make runs in {namespace} at once; try again")
 
     async def give_back(self, namespace: str) -> None:
-        """Nothing came of it. If this does not arrive, the others wait for a while and go on."""
+        """Clear the ticket of failed work. If this does not arrive, the others wait for a while and go on."""
         book = self._books.get(namespace)
         if book is not None:
             try:
@@ -83,7 +83,7 @@ class Tickets:
                 self._books.pop(namespace, None)
 
     async def _open(self, namespace: str) -> _Book:
-        """The ticket as it is; made, with its namespace, if there is none."""
+        """Read the ticket; it is created, with its namespace, if there is none."""
         objects = core_path(namespace, "configmaps")
         metadata = {"name": NAME, "namespace": namespace, "labels": dict(MANAGED_BY)}
         for _ in range(TRIES):
@@ -110,7 +110,7 @@ class Tickets:
         self._awaited.pop((namespace, book.work), None)
 
     async def _write(self, namespace: str, book: _Book, work: Work | None) -> bool:
-        """False if somebody else has written in between."""
+        """Write the ticket; False if another server has written in between."""
         text = None if work is None else json.dumps([work.instance, work.generation])
         body: Json = {"metadata": {"resourceVersion": book.version}, "data": {"work": text}}
         path = core_path(namespace, "configmaps", NAME)
@@ -136,4 +136,4 @@ def _read(obj: Json) -> _Book:
         instance, generation = json.loads(text) if text else ("", 0)
         return _Book(version, Work(str(instance), int(generation)) if instance else None)
     except (TypeError, ValueError):
-        return _Book(version, None)  # somebody edited it by hand
+        return _Book(version, None)  # edited by hand

@@ -1,4 +1,4 @@
-"""Decoded runs in memory: those looked at last, as many as fit."""
+"""A cache of decoded runs in memory: those read last, as many as fit."""
 
 from collections import OrderedDict
 from itertools import chain
@@ -10,10 +10,10 @@ CACHE_CHARACTERS = 32 << 20
 
 
 class DeploymentCache:
-    """Holds the newest known state of each run in it, so a hit needs no look into the file.
+    """The newest known state of each run in it, so that a hit needs no read of the file.
 
-    A state that was read from the file must be put in at once: between a look and a later `put` the run could have
-    been deleted, and it would never leave.
+    A state that was read from the file must be put in at once: between a read and a later `put` the run could have been
+    deleted, and it would never leave.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -29,7 +29,7 @@ class DeploymentCache:
         return entry[0]
 
     def put(self, deployment: Deployment) -> None:
-        """Keep it, unless a newer state is here: the file may be read before an earlier commit was announced."""
+        """Store it, unless a newer state is here: the file may be read before an earlier commit was announced."""
         held = self._entries.get(deployment.instance)
         if held is not None and held[0].version > deployment.version:
             return
@@ -51,7 +51,7 @@ class DeploymentCache:
 
 
 def weigh(deployment: Deployment) -> int:
-    """About how many characters a run holds: exact for what users can make large, a guess for the rest."""
+    """Return about how many characters a run has: exact for parts that users can make large, a guess for the rest."""
     spec, status = deployment.spec, deployment.status
     match spec.program:
         case Shell(script, args):

@@ -1,10 +1,10 @@
-"""Why a state file could not be taken into use. Once it is open, everything that goes wrong is `StoreUnavailable`."""
+"""Errors of opening a state file. Once it is open, every failure is `StoreUnavailable`."""
 
 from basilica.core.errors import BasilicaError
 
 
 class StateInUse(BasilicaError):
-    """Another process owns the state file. `pid` is None where it could not be told."""
+    """Another process owns the state file. `pid` is None where it is not known."""
 
     def __init__(self, pid: int | None, path: str) -> None:
         super().__init__(pid, path)
@@ -16,7 +16,7 @@ class StateInUse(BasilicaError):
 
 
 class StateFileRefused(BasilicaError):
-    """The file is there and readable, and it is not one that we may write to."""
+    """The file exists and is readable, and it is not one that we may write to."""
 
     def __init__(self, path: str, problem: str) -> None:
         super().__init__(path, problem)

@@ -24,7 +24,7 @@ class SqliteKeys:
         self._reader: sqlite3.Connection | None = None
 
     async def open(self) -> None:
-        """Only a file that is missing or out of date needs its owner's rights; `StateInUse` if somebody has them."""
+        """Open the file. Only a missing or outdated one needs ownership; `StateInUse` if another process has it."""
         with schema.explained(self.path):
             if not schema.up_to_date(self.path):
                 self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""One process owns a state file: an flock beside it, which the kernel takes back when the process dies."""
+"""Ownership of a state file by one process: an flock beside it, which the kernel releases when the process dies."""
 
 import fcntl
 import os
@@ -47,10 +47,10 @@ def _read_pid(fd: int) -> int | None:
 _held: WeakSet[Ownership] = WeakSet()
 
 
-def _let_go_in_child() -> None:
+def _release_in_child() -> None:
     # An flock is shared with forked children: a supervisor that outlives the server would keep the next one out.
     for ownership in _held:
         ownership.release()
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)
+os.register_at_fork(after_in_child=_release_in_child)

@@ -1,4 +1,4 @@
-"""Taking over what can still be read of a damaged state file."""
+"""Salvage of the readable rows of a damaged state file."""
 
 import shutil
 import sqlite3
@@ -13,10 +13,10 @@ TABLES = ("deployments", "specs", "events", "usage", "keys")
 
 
 def copy_rows(damaged: Path, target: Path) -> dict[str, int]:
-    """Copy every row that can be read into a file that is new; how many, by table. The damaged file stays as it is."""
+    """Copy every readable row into a new file; return how many, by table. The damaged file stays as it is."""
     with tempfile.TemporaryDirectory(dir=damaged.parent) as directory:
         copy = Path(directory) / damaged.name
-        for suffix in ("", "-wal"):  # SQLite brings its log in when it opens a file, which changes both
+        for suffix in ("", "-wal"):  # opening a file makes SQLite apply its log, which changes both
             with suppress(FileNotFoundError):
                 shutil.copy(f"{damaged}{suffix}", f"{copy}{suffix}")
         with closing(schema.connect(target)) as into:
@@ -25,7 +25,7 @@ def copy_rows(damaged: Path, target: Path) -> dict[str, int]:
                 with closing(schema.connect(copy)) as source:
                     found = {table: _copy(source, into, table) for table in TABLES}
                     _copy_version(source, into)
-            except sqlite3.Error:  # not even that it is a database
+            except sqlite3.Error:  # not even a database
                 return {}
             into.execute("DELETE FROM specs WHERE deployment NOT IN (SELECT id FROM deployments)")
             into.execute("DELETE FROM events WHERE deployment NOT IN (SELECT id FROM deployments)")
@@ -49,7 +49,7 @@ def _rows(source: sqlite3.Connection, statement: str) -> Iterator[tuple[object, 
 
 
 def _copy_version(source: sqlite3.Connection, into: sqlite3.Connection) -> None:
-    """At least that of every row."""
+    """Set the version to at least that of every row."""
     newest = [row[0] for row in _rows(source, "SELECT version FROM counter")]
     newest += [row[0] or 0 for row in into.execute("SELECT max(version) FROM deployments")]
     into.execute("UPDATE counter SET version = ?", (max(int(str(number)) for number in newest),))

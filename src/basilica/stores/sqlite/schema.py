@@ -1,4 +1,4 @@
-"""The state file: how it is opened, what marks it as ours, and its tables as an ordered list of migrations."""
+"""The state file: its connections, its marks of ownership, and its tables as an ordered list of migrations."""
 
 import os
 import sqlite3
@@ -12,7 +12,7 @@ from basilica.stores.sqlite.errors import StateFileRefused
 APPLICATION_ID = 0x62736C63  # "bslc", in the file's header
 BUSY_SECONDS = 5.0
 LOG_BYTES = 16 << 20
-"""To which the write-ahead log is cut after it has grown beyond it."""
+"""The size to which a larger write-ahead log is cut."""
 
 REPAIR = "stop the server if it runs and run 'basilica doctor --repair': nothing is deleted"
 OLDEST_SQLITE = (3, 37, 0)  # strict tables
@@ -21,7 +21,7 @@ Migration = Callable[[sqlite3.Connection], None]
 
 
 def connect(path: Path, *, busy_seconds: float = BUSY_SECONDS, query_only: bool = False) -> sqlite3.Connection:
-    """A connection whose commits survive a power cut. Transactions are begun and ended explicitly."""
+    """Return a connection whose commits survive a power cut. Transactions are begun and ended explicitly."""
     connection = sqlite3.connect(
         path, timeout=busy_seconds, isolation_level=None, check_same_thread=False, cached_statements=256
     )
@@ -38,7 +38,7 @@ def _lenient(data: bytes) -> str:
 
 
 def prepare(path: Path, *, busy_seconds: float = BUSY_SECONDS, migrations: Sequence[Migration] | None = None) -> None:
-    """Make the file if there is none, check that it is ours, and bring its tables up to date."""
+    """Create the file if there is none, check that it is ours, and bring its tables up to date."""
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         raise StoreUnavailable(f"SQLite 3.37 or newer is needed, and Python has {sqlite3.sqlite_version} here")
     migrations = MIGRATIONS if migrations is None else migrations
@@ -53,7 +53,7 @@ def prepare(path: Path, *, busy_seconds: float = BUSY_SECONDS, migrations: Seque
 
 
 def up_to_date(path: Path) -> bool:
-    """True if the file is ours and has today's tables, so that it can be used without preparing it."""
+    """Whether the file is ours and has today's tables, so that it can be used without `prepare`."""
     if not path.exists():
         return False
     with explained(path), closing(connect(path, query_only=True)) as connection:
@@ -62,7 +62,7 @@ def up_to_date(path: Path) -> bool:
 
 
 def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration]) -> None:
-    """Run what the file has not seen yet, each in a transaction of its own: a crash leaves it whole or undone."""
+    """Run the pending migrations, each in a transaction of its own: a crash leaves it whole or undone."""
     while (version := _version(connection)) < len(migrations):
         connection.execute("BEGIN IMMEDIATE")
         try:
@@ -76,7 +76,7 @@ def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration]) -> 
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turn what SQLite and the operating system say about the file into errors that a user can act on."""
+    """Translate errors of SQLite and the operating system about the file into errors that a user can act on."""
     try:
         yield
     except sqlite3.Error as error:
@@ -90,7 +90,7 @@ def explained(path: Path) -> Iterator[None]:
 
 
 def explain(error: sqlite3.Error, path: Path) -> str:
-    """One sentence, with the path, for a database error."""
+    """Return one sentence, with the path, for a database error."""
     match _primary_code(error):
         case sqlite3.SQLITE_FULL:
             return f"the disk is full: {path} cannot be written"
@@ -109,7 +109,7 @@ def explain(error: sqlite3.Error, path: Path) -> str:
 
 
 def _primary_code(error: sqlite3.Error) -> int:
-    """SQLite's primary result code; errors of Python's own module have none."""
+    """Return SQLite's primary result code; errors of Python's own module have none."""
     code: int = getattr(error, "sqlite_errorcode", 0)
     return code & 0xFF
 
@@ -147,10 +147,10 @@ def _version(connection: sqlite3.Connection) -> int:
 
 
 def _first_tables(connection: sqlite3.Connection) -> None:
-    """The spec has a table of its own, so that saving a status does not write it again.
+    """Create the tables. The spec has one of its own, so that saving a status does not write it again.
 
-    `live`: the phase is not terminal, so the run holds its name and counts against limits. `open`: the controller
-    still has to do with it.
+    `live`: the phase is not terminal, so the run holds its name and counts against limits. `open`: the controller still
+    has work for it.
     """
     for statement in (
         f"PRAGMA application_id = {APPLICATION_ID}",

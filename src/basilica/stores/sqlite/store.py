@@ -1,8 +1,8 @@
 """The embedded store: one SQLite file, owned by one server.
 
 Writes go through one thread that commits in groups; reads are served from memory or, without waiting for writers,
-from a connection of their own. What has been committed is announced in the loop's thread: first the memory is brought
-up to date, then the bell rings, then the writer's caller goes on.
+from a connection of their own. Each commit is announced in the loop's thread: first the cache is updated, then the bell
+rings, then the writer's caller goes on.
 """
 
 import asyncio
@@ -28,10 +28,10 @@ from basilica.stores.sqlite.ownership import Ownership
 from basilica.stores.sqlite.writer import Writer
 
 SLICE_SECONDS = 0.005
-"""A long listing lets others have their turn in the loop this often."""
+"""A long listing yields to the event loop this often."""
 
 MARK_SUFFIX = ".mark"
-"""The file beside the state file that says how far this had come."""
+"""The suffix of the file that records the newest version of the state file."""
 
 
 class SqliteStore:
@@ -39,7 +39,7 @@ class SqliteStore:
 
     `admit` is asked in the writer's thread before a new run is kept, and raises to refuse it; `release` gives up a
     piece of held back space when the disk is full. `log_bytes_ahead`: how much space the write-ahead log keeps for
-    itself (and the file half as much), so that what ends things can be written on a disk that somebody else fills.
+    itself (and the file half as much), so that the ends of runs can be written on a disk that others fill.
     `damaged` are the runs whose
     record turned out to be unreadable; `lost`, the version that the file should have had and the one it had.
     """
@@ -57,7 +57,7 @@ class SqliteStore:
     ) -> None:
         self.path = path
         self._log_space = SpaceAhead(path.with_name(path.name + "-wal"), log_bytes_ahead)
-        self._space = SpaceAhead(path, log_bytes_ahead // 2)  # to which the log is moved when it has no room either
+        self._space = SpaceAhead(path, log_bytes_ahead // 2)  # for a checkpoint, when the log has no room either
         self.damaged: set[str] = set()
         self.lost: tuple[int, int] | None = None
         self._admit, self._release = admit, release
@@ -91,7 +91,7 @@ class SqliteStore:
                 raise
 
     def _compare_with_mark(self) -> None:
-        """Find out whether commits were lost. Versions go on above those: who has seen one must not see it again."""
+        """Find lost commits. Versions continue above theirs: a client that has seen one must not see it again."""
         with closing(schema.connect(self.path, busy_seconds=self._busy_seconds)) as connection:
             found = tables.newest_version(connection)
             try:
@@ -109,7 +109,7 @@ class SqliteStore:
         self._space.keep()
 
     async def close(self) -> None:
-        """Finish what is being written, end all iterations and waits, and give the file free."""
+        """Finish all writes, end all iterations and waits, and release the file."""
         if self._writer is not None:
             await self._writer.close()
         self._mark.close()
@@ -118,7 +118,7 @@ class SqliteStore:
         if self._reader is not None:
             self._reader.close()
             self._reader = None
-        self._space.close()  # after SQLite: to close a descriptor of the file gives up the locks that others have on it
+        self._space.close()  # after SQLite: closing any descriptor of the file drops the process's locks on it
         if self._ownership is not None:
             self._ownership.release()
 
@@ -137,12 +137,12 @@ class SqliteStore:
         return await self._write(create, new=True)
 
     async def get(self, instance: str) -> Deployment:
-        return self._look(instance)
+        return self._load(instance)
 
     async def find(self, namespace: str, name: str) -> Deployment:
-        for look in (self._look, partial(self._look_newest, namespace)):
+        for load in (self._load, partial(self._load_newest, namespace)):
             try:
-                found = look(name)
+                found = load(name)
             except DeploymentNotFound:
                 continue
             except DeploymentDamaged as error:
@@ -166,7 +166,7 @@ class SqliteStore:
                 await asyncio.sleep(0)
                 pause_at = time.monotonic() + SLICE_SECONDS
             try:
-                found.append(self._look(instance))
+                found.append(self._load(instance))
             except DeploymentNotFound:  # deleted since the names were read
                 continue
             except DeploymentDamaged as error:
@@ -174,7 +174,7 @@ class SqliteStore:
         return found
 
     async def instances(self) -> list[str]:
-        """All of which there is a record, readable or not."""
+        """Return all instances that have a record, readable or not."""
         with self._reading() as db:
             return tables.instances(db, None)
 
@@ -211,7 +211,9 @@ class SqliteStore:
         await self._writer.write(lambda db: tables.delete(db, instance), partial(self._announce_deletion, instance))
 
     async def prune(self, before: float) -> list[str]:
-        """Settled runs that ended before that moment. They are only named: files go first, then `delete` them."""
+        """Return the settled runs that ended before that moment. The caller removes their files, then calls
+        `delete`.
+        """
         with self._reading() as db:
             return tables.ended_before(db, before)
 
@@ -220,7 +222,7 @@ class SqliteStore:
             return tables.events(db, instance, limit, since)
 
     async def usage(self, user: str, *, limit: int | None = None, offset: int = 0) -> list[UsageRow]:
-        """What the user's runs have used, deleted ones included, newest first."""
+        """Return the usage of the user's runs, deleted ones included, newest first."""
         with self._reading() as db:
             return tables.usage(db, user, limit, offset)
 
@@ -231,10 +233,10 @@ class SqliteStore:
             return self._bell.changes(tables.changed_since(db, since))
 
     async def wait_change(self, instance: str, version: int, timeout: float | None = None) -> Deployment | None:
-        """The run as soon as its version is above the given one, or None when the time is up."""
-        return await self._bell.wait_change(self._look, instance, version, timeout)
+        """Return the run as soon as its version is above the given one, or None when the time is up."""
+        return await self._bell.wait_change(self._load, instance, version, timeout)
 
-    def _look(self, instance: str) -> Deployment:
+    def _load(self, instance: str) -> Deployment:
         deployment = self._cache.get(instance)
         if deployment is None:
             with self._reading() as db:
@@ -246,9 +248,9 @@ class SqliteStore:
             self._cache.put(deployment)
         return deployment
 
-    def _look_newest(self, namespace: str, name: str) -> Deployment:
+    def _load_newest(self, namespace: str, name: str) -> Deployment:
         with self._reading() as db:
-            return self._look(tables.newest_named(db, namespace, name))
+            return self._load(tables.newest_named(db, namespace, name))
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:

@@ -1,4 +1,4 @@
-"""The SQL of deployments and what belongs to them. Writes run inside a transaction of the caller, one change each."""
+"""The SQL of deployments and their events, usage and keys. Writes run in the caller's transaction, one change each."""
 
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +23,7 @@ from basilica.stores.rules import (
 )
 
 DELETIONS_KEPT = 100_000
-"""In versions: a reader that is further behind than this is not told of deletions any more."""
+"""In versions: a reader that is further behind than this misses deletions."""
 
 _LARGEST_INTEGER = (1 << 63) - 1
 
@@ -122,7 +122,7 @@ def change_spec(
 
 
 def delete(connection: sqlite3.Connection, instance: str) -> bool:
-    """Remove the run and what hangs on it; False if there is none. Its usage stays."""
+    """Delete the run with its spec and events; False if there is none. Its usage stays."""
     if _row(connection, "DELETE FROM deployments WHERE instance = ? RETURNING id", instance) is None:
         return False
     version = _next_version(connection)
@@ -132,7 +132,7 @@ def delete(connection: sqlite3.Connection, instance: str) -> bool:
 
 
 def condemn(connection: sqlite3.Connection, instance: str, wanted: Wanted, now: float) -> Deployment:
-    """Have a run end whose record cannot be read: what is damaged of it is replaced by a stand-in."""
+    """End a run whose record cannot be read: a stand-in replaces the damaged parts."""
     spec, status, problem = _parts(connection, instance)
     after = ending_stand_in(damaged(connection, instance, problem, now), wanted, spec, status)
     after = replace(after, version=_next_version(connection))
@@ -159,7 +159,7 @@ def _rewrite(connection: sqlite3.Connection, after: Deployment) -> Deployment:
 
 
 def restore(connection: sqlite3.Connection, deployment: Deployment, events: Sequence[Event], now: float) -> None:
-    """Keep a run again of which there is no record any more, and its account if there is none."""
+    """Insert a run again whose record is gone, and its account if there is none."""
     spec, version = deployment.spec, _next_version(connection)
     row = _insert(connection, replace(deployment, version=version))
     connection.execute("INSERT INTO specs VALUES (?, ?)", (row, encode_spec(spec)))
@@ -169,7 +169,7 @@ def restore(connection: sqlite3.Connection, deployment: Deployment, events: Sequ
 
 
 def raw(connection: sqlite3.Connection, instance: str) -> dict[str, object]:
-    """The stored record as it is, damaged or not."""
+    """Return the stored record as it is, damaged or not."""
     cursor = connection.execute(
         "SELECT * FROM deployments LEFT JOIN specs ON deployment = id WHERE instance = ?", (instance,)
     )
@@ -201,7 +201,7 @@ def _insert(connection: sqlite3.Connection, deployment: Deployment) -> int:
 
 
 def damaged(connection: sqlite3.Connection, instance: str, problem: str, now: float = 0.0) -> DamagedRun:
-    """What is known of a run beside its record."""
+    """Return the known facts of a run beside its record."""
     row = _find(
         connection,
         """SELECT d.instance, d.user, d.namespace, d.name, d.target, d.version, created_at
@@ -224,7 +224,7 @@ def damaged(connection: sqlite3.Connection, instance: str, problem: str, now: fl
 
 
 def load(connection: sqlite3.Connection, instance: str) -> Deployment:
-    """The run; `DeploymentDamaged` if its record cannot be read."""
+    """Return the run; `DeploymentDamaged` if its record cannot be read."""
     row = _find(
         connection,
         """SELECT instance, user, namespace, version, spec, status
@@ -254,7 +254,7 @@ def _decode_spec(text: str | None) -> DeploymentSpec:
 
 
 def _parts(connection: sqlite3.Connection, instance: str) -> tuple[DeploymentSpec | None, DeploymentStatus | None, str]:
-    """What of a run's record can be read, and what is wrong with the rest."""
+    """Return the readable parts of a run's record, and the problems of the rest."""
     row = _find(
         connection,
         "SELECT spec, status FROM deployments LEFT JOIN specs ON deployment = id WHERE instance = ?",
@@ -277,7 +277,7 @@ def _parts(connection: sqlite3.Connection, instance: str) -> tuple[DeploymentSpe
 
 
 def newest_named(connection: sqlite3.Connection, namespace: str, name: str) -> str:
-    """The instance of the newest run of that friendly name, or `DeploymentNotFound`."""
+    """Return the instance of the newest run of that friendly name, or raise `DeploymentNotFound`."""
     row = _find(
         connection,
         "SELECT instance FROM deployments WHERE namespace = ? AND name = ? ORDER BY id DESC LIMIT 1",
@@ -290,18 +290,18 @@ def newest_named(connection: sqlite3.Connection, namespace: str, name: str) -> s
 
 
 def newest_version(connection: sqlite3.Connection) -> int:
-    """That of the last change of all."""
+    """Return the version of the last change of all."""
     (version,) = connection.execute("SELECT version FROM counter").fetchone()
     return int(version)
 
 
 def raise_version(connection: sqlite3.Connection, version: int) -> None:
-    """Have the next change come after that version."""
+    """Make the next change come after that version."""
     connection.execute("UPDATE counter SET version = max(version, ?)", (version,))
 
 
 def instances(connection: sqlite3.Connection, namespace: str | None) -> list[str]:
-    """Newest first."""
+    """Return the instances, newest first."""
     if namespace is None:
         rows = connection.execute("SELECT instance FROM deployments ORDER BY id DESC")
     else:
@@ -314,7 +314,7 @@ def open_instances(connection: sqlite3.Connection) -> list[str]:
 
 
 def ended_before(connection: sqlite3.Connection, moment: float) -> list[str]:
-    """Settled runs, those that ended first first."""
+    """Return the settled runs, in the order of their ends."""
     return _firsts(
         connection.execute(
             "SELECT instance FROM deployments WHERE NOT open AND terminal_at < ? ORDER BY terminal_at, instance",
@@ -324,7 +324,7 @@ def ended_before(connection: sqlite3.Connection, moment: float) -> list[str]:
 
 
 def changed_since(connection: sqlite3.Connection, version: int) -> list[str]:
-    """What changed or was deleted after that version, in the order of the last change of each."""
+    """Return the runs changed or deleted after that version, in the order of the last change of each."""
     return _firsts(
         connection.execute(
             """SELECT instance, version FROM deployments WHERE version > :since
@@ -351,7 +351,7 @@ def events(connection: sqlite3.Connection, instance: str, limit: int | None, sin
 
 
 def usage(connection: sqlite3.Connection, user: str, limit: int | None, offset: int) -> list[UsageRow]:
-    """Newest first."""
+    """Return the user's rows, newest first."""
     rows = connection.execute(
         """SELECT instance, name, rank_seconds, gpu_seconds, created_at, ended_at
            FROM usage WHERE user = ? ORDER BY id DESC LIMIT ? OFFSET ?""",
@@ -447,7 +447,7 @@ def _forget_oldest(connection: sqlite3.Connection, row: int) -> None:
 
 
 def _open_account(connection: sqlite3.Connection, deployment: Deployment) -> None:
-    """Accounts outlive their runs, so this is also where an instance name turns out to have been given before."""
+    """Insert the run's account. Accounts outlive their runs, so an instance name that was given before fails here."""
     used = usage_of(deployment)
     connection.execute(
         """INSERT INTO usage (user, instance, name, rank_seconds, gpu_seconds, created_at, ended_at)
@@ -485,13 +485,15 @@ def _stale(before: Deployment, *, gone: bool) -> Exception:
 
 
 def _row(connection: sqlite3.Connection, statement: str, *values: object) -> tuple[Any, ...] | None:
-    """The one row, if any. All is fetched: a statement that is not at its end keeps its transaction from ending."""
+    """Return the one row, if any. All is fetched: a statement that is not at its end keeps its transaction from
+    ending.
+    """
     rows = connection.execute(statement, values).fetchall()
     return rows[0] if rows else None
 
 
 def _find(connection: sqlite3.Connection, statement: str, *names: str) -> tuple[Any, ...] | None:
-    """The row with the names that somebody asked for; one that is not even valid Unicode is nowhere in the file."""
+    """Return the row with the given names; a name that is not even valid Unicode matches none."""
     try:
         return _row(connection, statement, *names)
     except UnicodeEncodeError:
@@ -499,7 +501,7 @@ def _find(connection: sqlite3.Connection, statement: str, *names: str) -> tuple[
 
 
 def _bounded(number: int | None) -> int:
-    """As SQLite can take it; without a number, no bound."""
+    """Clamp a number to SQLite's range; None means no bound."""
     return _LARGEST_INTEGER if number is None else max(0, min(number, _LARGEST_INTEGER))
 
 

@@ -1,4 +1,4 @@
-"""Group commit: all writes that wait are made in one transaction, and one fsync serves them all."""
+"""Group commit: all waiting writes are made in one transaction, and one fsync serves them all."""
 
 import asyncio
 import sqlite3
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from basilica.core.errors import DiskFull, StoreUnavailable
 
 BATCH_MAX = 256
-"""Bounds what one failing commit takes with it, and how long the first of a batch waits for the last."""
+"""Bounds how many writes a failing commit fails, and how long the first of a batch waits for the last."""
 
 Result = TypeVar("Result")
 
@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 class _Write:
     """`work` runs in the writer's thread, `committed` and `done` in the loop's. Its outcome is a result or an error.
 
-    `new`: it adds to what there is, so it may not use the space that is held back for ending things.
+    `new`: it creates a run, so it may not use the space that is held back for ending things.
     """
 
     work: Callable[[sqlite3.Connection], Any]
@@ -36,8 +36,8 @@ class Writer:
     """The one thread that writes. It owns the connection, and closes it.
 
     A write that raises is undone by itself and fails alone. When SQLite cannot go on (full disk, I/O error, lock),
-    the whole batch is undone and each of its writes fails with `StoreUnavailable`. On a full disk, what is new fails
-    and the rest is tried again as often as `release` finds space for it, and once more with the space of the
+    the whole batch is undone and each of its writes fails with `StoreUnavailable`. On a full disk, new runs fail and
+    the rest is tried again as often as `release` finds space for it, and once more with the space of the
     write-ahead log itself. `kept` is called after each commit, here.
     """
 
@@ -68,7 +68,7 @@ class Writer:
         return await done
 
     async def close(self) -> None:
-        """Finish what is queued."""
+        """Finish the queued writes."""
         self._closed = True
         self._queue.put(None)
         await asyncio.to_thread(self._thread.join)
@@ -79,13 +79,13 @@ class Writer:
             batch, stopping = self._take()
             self._commit(batch)
             try:
-                self._loop.call_soon_threadsafe(self._tell, batch)
-            except RuntimeError:  # the loop is closed, and nobody is left to be told
+                self._loop.call_soon_threadsafe(self._notify, batch)
+            except RuntimeError:  # the loop is closed, and no caller is left
                 stopping = True
         self._connection.close()
 
     def _take(self) -> tuple[list[_Write], bool]:
-        """All that is queued, and whether the end was among it; waits for the first."""
+        """Wait for the first write; return all queued ones, and whether the end was among them."""
         batch: list[_Write] = []
         with suppress(Empty):
             write = self._queue.get()
@@ -120,11 +120,11 @@ class Writer:
                 write.error = problem
             left = [write for write in left if write not in failed]
         if left:
-            with suppress(sqlite3.Error):  # it is committed, whatever becomes of this
+            with suppress(sqlite3.Error):  # the writes are committed, even if this fails
                 self._kept(self._connection)
 
     def _reuse_log(self) -> bool:
-        """Have the write-ahead log begin anew in the space that it has: what is in it goes to where it belongs."""
+        """Checkpoint the write-ahead log, so that it begins anew in the space that it has."""
         try:
             busy, logged, moved = self._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
         except sqlite3.Error:
@@ -143,7 +143,7 @@ class Writer:
             self._connection.execute("ROLLBACK TO write")
         self._connection.execute("RELEASE write")
 
-    def _tell(self, batch: Sequence[_Write]) -> None:
+    def _notify(self, batch: Sequence[_Write]) -> None:
         for write in batch:
             if write.error is None:
                 write.committed(write.result)
@@ -156,10 +156,10 @@ class Writer:
 
 
 def disk_is_full(error: sqlite3.Error) -> bool:
-    """Also where SQLite found no space for its index of the write-ahead log."""
+    """Whether the disk is full, also where SQLite found no space for its index of the write-ahead log."""
     code: int = getattr(error, "sqlite_errorcode", 0)
     return code & 0xFF == sqlite3.SQLITE_FULL or code == sqlite3.SQLITE_IOERR_SHMSIZE
 
 
 _OWN_FAULTS = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError, sqlite3.InterfaceError)
-"""Errors of one statement and its values; all others say that the file cannot be written now."""
+"""Errors of one statement and its values; all others mean that the file cannot be written now."""
