@@ -26,7 +26,7 @@ from basilica.operator.release import release_finalizers
 from basilica.operator.rights import NamespaceRights
 from basilica.ports import Runtime
 from basilica.runtimes.kubernetes.runtime import KubernetesRuntime
-from basilica.server.serve import CannotServe, Listen, Parts, serve_stateless, take_key
+from basilica.server.serve import CannotServe, Listen, Parts, register_key, serve_stateless
 from basilica.stores.kubernetes import KubernetesKeys, KubernetesStore, Refusals
 
 log = logging.getLogger("basilica.operator")
@@ -112,7 +112,7 @@ async def serve_kubernetes(
         try:
             async with open_cluster_keys(options) as keys:
                 clock = WallClock()
-                await take_key(keys, clock, api_key)
+                await register_key(keys, clock, api_key)
                 home = home_of(options, api)
                 async with Attendance(api, home) as operators:
                     runtime = _runtime(options, run_settings_of(options, home), drives=False)

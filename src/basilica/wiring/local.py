@@ -19,7 +19,7 @@ from basilica.machine.stray_runs import find_stray_runs, trouble_of, trouble_of_
 from basilica.runtimes.local import capabilities
 from basilica.runtimes.local.run_as import User, closed_to, find_user
 from basilica.runtimes.local.runtime import LocalRuntime
-from basilica.server.serve import CannotServe, Listen, Parts, serve, take_key
+from basilica.server.serve import CannotServe, Listen, Parts, register_key, serve
 from basilica.stores.sqlite.keys import SqliteKeys
 from basilica.stores.sqlite.store import SqliteStore
 
@@ -98,7 +98,7 @@ async def serve_embedded(
         await _take_stock(state, store)
         async with open_keys(state_dir) as keys:
             clock = await _continue_clock(state_dir, store)
-            await take_key(keys, clock, api_key)
+            await register_key(keys, clock, api_key)
             runtime = LocalRuntime(state_dir, clock=clock, reserve=state.reserve, run_as=user)
             keep = functools.partial(_keep_clock, state_dir, clock)
             keep()
