@@ -1,4 +1,4 @@
-"""The options of `deploy_distributed`: their names and types for whoever calls it, and their defaults."""
+"""The options of `deploy_distributed`: their names, types and defaults."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -12,7 +12,7 @@ from basilica.wire.spec import TABLE, Option, keywords
 
 DEPLOY_SECONDS = 600.0
 BENCH_SECONDS = 1500.0
-GPU_COUNT = 1  # of each rank, where none is asked for: what comes here is mostly written for GPUs
+GPU_COUNT = 1  # of each rank, by default: most programs here are written for GPUs
 Source = Callable[..., Any] | str | Path
 WaitForBench = Literal["never", "best_effort", "required"]
 
@@ -20,9 +20,9 @@ WaitForBench = Literal["never", "best_effort", "required"]
 class DeployOptions(TypedDict, total=False):
     """The keywords of `deploy_distributed`.
 
-    What to run is `source` (a function, the path of a script, or its text) or `command` (a list, executed as it stands,
-    or a string for /bin/sh). A function gets `source_args` and `source_kwargs`, and `results()` has what it returned.
-    `workdir` is shipped to a remote server; the ranks of an embedded one run where the caller is, or there.
+    The program is `source` (a function, the path of a script, or its text) or `command` (a list, executed unchanged, or
+    a string for /bin/sh). A function gets `source_args` and `source_kwargs`, and `results()` returns its values.
+    `workdir` is shipped to a remote server; the ranks of an embedded one run in it, or in the caller's directory.
     """
 
     world_size: Required[WorldSize]
@@ -69,7 +69,7 @@ class DeployOptions(TypedDict, total=False):
 class Deploy:
     """One call: `run` has the keywords that are options of the run itself, and the rest is the SDK's own."""
 
-    run: Mapping[str, Any] = field(repr=False)  # among them secrets
+    run: Mapping[str, Any] = field(repr=False)  # may contain secrets
     name: str | None = None
     source: Source | None = None
     command: Sequence[str] | str | None = None
