@@ -260,7 +260,7 @@ def _wait_for_owner(directory: Path, deadline: float) -> Running | None:
 
 
 def _wait_for_end(pid: int, seconds: float) -> bool:
-    """Return True as soon as the process has ended; False when the time is up, or its end cannot be observed."""
+    """Return True as soon as the process has ended; False when the time is up, also where its end is not observable."""
     try:
         fd = os.pidfd_open(pid)
     except (AttributeError, OSError, OverflowError):
