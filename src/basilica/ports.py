@@ -1,4 +1,4 @@
-"""The ports: what the control plane needs of the outside, as Protocols. Adapters live in stores/ and runtimes/."""
+"""The ports: the control plane's interfaces to the outside, as Protocols. Adapters live in stores/ and runtimes/."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from basilica.core.status import DeploymentStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one user may have at a time. None: no limit."""
+    """The quota of one user at a time. None: no limit."""
 
     deployments: int | None = None
     ranks: int | None = None
@@ -27,7 +27,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
-    """A key as the store keeps it: never the key itself."""
+    """The stored record of a key: its digest, never the key itself."""
 
     id: str
     user: str
@@ -41,7 +41,7 @@ NO_LIMITS = Limits()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageRow:
-    """What one run used; it stays when the run is deleted."""
+    """The usage of one run; it is kept when the run is deleted."""
 
     user: str
     instance: str
@@ -53,21 +53,22 @@ class UsageRow:
 
 
 class Clock(Protocol):
-    """Time as decisions need it: what is recorded of a run is on one time line, which the wall clock does not move."""
+    """The clock of decisions: all records of a run are on one time line, which no change of the wall clock moves."""
 
     def now(self) -> float:
-        """Seconds on a time line that never jumps: near the seconds since the epoch, and close to them at its start."""
+        """Return seconds on a time line that never jumps: near the seconds since the epoch, and equal to them at its
+        start."""
         ...
 
     def shift(self) -> float:
-        """Seconds from that line to the wall clock as it is set now: moments are shown moved by them."""
+        """Return the seconds from that line to the wall clock as it is set now: times are shown shifted by them."""
         ...
 
 
 class Store(Protocol):
-    """Specs, statuses and events. Every write is whole or not at all; a failed one raises `StoreUnavailable`.
+    """Specs, statuses and events. Every write is atomic; a failed one raises `StoreUnavailable`.
 
-    A returned write is durable. After it the watchers are woken.
+    A write that returns is durable. After it the watchers are woken.
     """
 
     async def create(
@@ -78,34 +79,34 @@ class Store(Protocol):
         idempotency_key: str | None = None,
         limits: Limits = NO_LIMITS,
     ) -> Deployment:
-        """Keep a new run. A live run of that name in the namespace: `NameInUse`; over a limit: `QuotaExceeded`.
+        """Persist a new run. A live run of that name in the namespace: `NameInUse`; over a limit: `QuotaExceeded`.
 
-        With the idempotency key of an earlier create of the same user, that one's run is returned instead; if its
-        spec was another, `Conflict`.
+        With the idempotency key of an earlier create of the same user, return the run of that create instead; if its
+        spec differed, raise `Conflict`.
         """
         ...
 
     async def get(self, instance: str) -> Deployment:
-        """The run with that instance name, or `DeploymentNotFound`.
+        """Return the run with that instance name, or raise `DeploymentNotFound`.
 
-        One whose record cannot be read is `DeploymentDamaged`, here and wherever one run is asked for.
+        A run whose record cannot be read raises `DeploymentDamaged`, here and in every method for one run.
         """
         ...
 
     async def find(self, namespace: str, name: str) -> Deployment:
-        """By instance name, else the newest run with that friendly name; another namespace's is not found."""
+        """Return the run by its instance name, else the newest with that friendly name; never of another namespace."""
         ...
 
     async def deployments(self, namespace: str | None = None) -> list[Deployment]:
-        """All runs of a namespace (of all, with None) that can be read, newest first."""
+        """Return all readable runs of a namespace (None: of all), newest first."""
         ...
 
     async def listed(self, namespace: str | None = None) -> list[Deployment | DamagedRun]:
-        """As `deployments`, with those whose record cannot be read in their place among the others."""
+        """Return the same as `deployments`, with unreadable runs in their place among the others."""
         ...
 
     async def live(self) -> list[str]:
-        """The instances that the controller still has to do with: not settled, or to be deleted."""
+        """Return the instances that need the controller: not settled, or to be deleted."""
         ...
 
     async def change_spec(
@@ -125,43 +126,43 @@ class Store(Protocol):
     async def save_status(
         self, before: Deployment, status: DeploymentStatus, events: Sequence[Event] = (), *, now: float
     ) -> Deployment:
-        """Compare-and-swap on `before.version`: `StaleVersion` and nothing written if somebody wrote in between."""
+        """Compare-and-swap on `before.version`: after a write in between, raise `StaleVersion` and write nothing."""
         ...
 
     async def condemn(self, instance: str) -> Deployment:
-        """Have a run end and go whose record cannot be read: as a delete, with what is damaged replaced by a stand-in.
+        """Delete a run whose record cannot be read: a stand-in replaces the damaged parts.
 
-        The controller stops what it sees of the run, and removes it.
+        The controller stops all ranks of the run that it observes, and removes it.
         """
         ...
 
     async def delete(self, instance: str) -> None:
-        """Remove the run with its events; its usage stays on its user's account. Removing what is gone is fine."""
+        """Remove the run with its events; its usage stays on its user's account. An absent run is no error."""
         ...
 
     async def events(self, instance: str, *, limit: int | None = None, since: int = 0) -> list[RecordedEvent]:
-        """Newest first; `since` is a version: only what was recorded (or repeated) after it."""
+        """Return the events, newest first; `since` is a version: only those recorded (or repeated) after it."""
         ...
 
     async def usage(self, user: str, *, limit: int | None = None, offset: int = 0) -> list[UsageRow]:
-        """By run, newest first, deleted ones too."""
+        """Return the usage by run, newest first, of deleted runs too."""
         ...
 
     async def wait_change(self, instance: str, version: int, timeout: float | None) -> Deployment | None:
-        """The run as soon as its version is newer than `version` (perhaps at once); None if the time is up first.
+        """Return the run as soon as its version is newer than `version` (perhaps at once); None after the timeout.
 
-        `DeploymentNotFound` if it is gone, or goes while waiting.
+        `DeploymentNotFound` if the run is deleted, before or during the wait.
         """
         ...
 
     async def prune(self, before: float) -> list[str]:
-        """Instances that ended before that moment and have nothing left to do: what retention may remove."""
+        """Return the settled instances that ended before that time: retention may remove them."""
         ...
 
     def changes(self, since: int | None = None) -> AsyncGenerator[str, None]:
-        """Instance names as they change, for ever; coalesced, so a slow reader sees each changed run once.
+        """Yield the names of instances as they change, for ever; coalesced: a slow reader gets each changed run once.
 
-        With `since`, also those that changed after that version already. Deletion is a change too.
+        With `since`, also those that changed after that version already. A deletion is a change too.
         """
         ...
 
@@ -177,7 +178,7 @@ class Keys(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What a runtime needs to know of a run in order to act on it. `lost`: ranks that will not be started again."""
+    """The facts of a run that a runtime needs for its actions. `lost`: ranks that will not be started again."""
 
     instance: str
     user: str
@@ -190,7 +191,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class LogChunk:
-    """Whole lines of one rank; a line still being written comes later, whole. `cursor`: where to go on."""
+    """Complete lines of one rank; a partial line is delivered once complete. `cursor`: the place to continue from."""
 
     rank: int
     lines: tuple[str, ...]
@@ -199,19 +200,19 @@ class LogChunk:
 
 @dataclass(frozen=True, slots=True)
 class StoredArchive:
-    """A directory that a user sent, by the SHA-256 of its bytes."""
+    """A directory that a user uploaded, by the SHA-256 of its bytes."""
 
     digest: str
     bytes: int
 
 
 InUse = Callable[[], Awaitable[Collection[tuple[str, str]]]]
-"""Finds out which archives runs still refer to, as (user, digest)."""
+"""Returns the archives that runs still refer to, as (user, digest)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a command wrote."""
+    """Output of a command."""
 
     stream: Literal["stdout", "stderr"]
     text: str
@@ -219,26 +220,26 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """The last of a command."""
+    """The exit of a command, its last item."""
 
     exit_code: int
 
 
 class Runtime(Protocol):
-    """Where ranks run. Actions are idempotent: what is there already, or gone already, is success.
+    """The place where ranks run. Actions are idempotent: a rank that runs already, or has ended already, is success.
 
-    `observe` tells facts and raises `RuntimeUnavailable` when it cannot tell; it never guesses.
+    `observe` returns facts, and raises `RuntimeUnavailable` when it has none; it never guesses.
     """
 
     name: str
     runs_images: bool
 
     async def start(self, wake: Callable[[str], None]) -> None:
-        """Begin; adopt what an earlier control plane left running. `wake(instance)` is called when a run changed."""
+        """Start, and adopt the ranks of an earlier control plane. Call `wake(instance)` after each change of a run."""
         ...
 
     async def close(self) -> None:
-        """Let go. Ranks go on."""
+        """Release all resources. Ranks go on."""
         ...
 
     async def observe(self, run: Run) -> Sighting: ...
@@ -248,75 +249,76 @@ class Runtime(Protocol):
     async def stop(self, run: Run, stops: Sequence[Stop]) -> None: ...
 
     async def announce(self, run: Run, announcement: Announcement) -> None:
-        """Open the run's rendezvous if it is not, and have it say exactly this."""
+        """Open the run's rendezvous if it is not open, and publish exactly this announcement."""
         ...
 
     async def end_rendezvous(self, run: Run) -> None: ...
 
     async def probe(self, run: Run, probe: Probe) -> None:
-        """Start the bench probe; what it does is seen by `observe`. A runtime that cannot says so there."""
+        """Start the bench probe; `observe` returns its state, also that this runtime has none."""
         ...
 
     async def end_probe(self, run: Run) -> None: ...
 
     async def remove(self, run: Run) -> None:
-        """Remove all that is kept of a run of which nothing runs any more."""
+        """Remove all files and objects of a run that has no running process."""
         ...
 
     async def tail(self, run: Run, rank: int, lines: int | None) -> LogChunk:
-        """The last lines of a rank, over all its attempts; `lines` None: all that is kept."""
+        """Return the last lines of a rank, over all its attempts; `lines` None: all that are kept."""
         ...
 
     async def tail_cursor(self, run: Run, rank: int, lines: int) -> str:
-        """The cursor before the last lines of a rank, over all its attempts: before all of them if it has no more."""
+        """Return the cursor before the last lines of a rank, over all attempts: before all lines if it has no more."""
         ...
 
     def read(self, run: Run, rank: int, cursor: str | None) -> AsyncGenerator[LogChunk, None]:
-        """The rank's lines from the cursor (None: from the beginning) up to now, some at a time."""
+        """Yield the rank's lines from the cursor (None: from the beginning) up to now, in chunks."""
         ...
 
     def follow(self, run: Run, rank: int, cursor: str | None) -> AsyncGenerator[LogChunk, None]:
-        """The rank's lines from the cursor (None: from the beginning) as they come, until cancelled by the reader.
+        """Yield the rank's lines from the cursor (None: from the beginning) as they come, until the reader cancels.
 
-        A chunk without lines says that all that was there has been read: nothing comes from an ended rank after it.
+        A chunk without lines means that all lines so far have been read: an ended rank yields nothing after it.
         """
         ...
 
     async def reports(self, run: Run) -> dict[int, Report]:
-        """The last that each rank reported; one that never did is absent."""
+        """Return the last report of each rank; a rank that never reported is absent."""
         ...
 
     async def series(self, run: Run, query: SeriesQuery) -> list[Series]:
-        """What ranks reported over time, by rank, worker and name."""
+        """Return the reports of ranks over time, by rank, worker and name."""
         ...
 
     async def next_report(self, run: Run, after: float) -> None:
-        """Return when some rank has reported later than that moment, perhaps at once."""
+        """Wait until some rank has reported later than that time, perhaps at once."""
         ...
 
     async def results(self, run: Run) -> Mapping[int, bytes | BadResult]:
-        """What ranks wrote to their result files, by rank; in the place of one that cannot be given, why not."""
+        """Return the ranks' result files by rank; in the place of an unusable one, the reason."""
         ...
 
     def execute(self, run: Run, rank: int, argv: Sequence[str]) -> AsyncGenerator[Output | Exited, None]:
-        """Run a command beside the rank: its machine, directory and environment. Closing the generator ends it, whole.
+        """Run a command beside the rank: its machine, directory and environment. Closing the generator ends the command
+        with all its processes.
 
-        The first output is empty and says that it runs. A rank that was never launched, or that has ended with all that
-        a command would need: `Conflict`. A command that is lost sight of is `RuntimeUnavailable`, never an exit code.
+        The first output is empty: the command runs. A rank that was never launched, or that has ended with all that a
+        command would need: `Conflict`. A command that is lost raises `RuntimeUnavailable`, never yields an exit code.
         """
         ...
 
     async def store_archive(self, user: str, chunks: AsyncIterator[bytes]) -> StoredArchive:
-        """Keep a tar.gz for runs of this user. What cannot be unpacked safely is refused: `ValidationError`."""
+        """Store a tar.gz for runs of this user. An archive that cannot be unpacked safely raises `ValidationError`."""
         ...
 
     async def has_archive(self, user: str, digest: str) -> bool:
-        """True if it is there; its age then counts from now."""
+        """Return True if the archive is stored; its age then counts from now."""
         ...
 
     async def forget_archives(self, in_use: InUse, before: float) -> list[str]:
-        """Remove archives that nobody has wanted since that moment, apart from those that are in use.
+        """Remove the archives that no request has used since that time, apart from those in use by runs.
 
-        `in_use` is asked only if there are any.
+        `in_use` is called only if there are any.
         """
         ...

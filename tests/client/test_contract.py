@@ -51,7 +51,7 @@ class TestSilence:
             began = time.monotonic()
             with pytest.raises(basilica.NetworkError):
                 call(handle(url), wait, 0.5)
-        assert time.monotonic() - began < 0.5 + 2 * flows.LAST_LOOK
+        assert time.monotonic() - began < 0.5 + 2 * flows.LAST_POLL
 
     def test_a_watch_that_is_never_answered_ends_at_its_time(self, call: Waiter) -> None:
         def script(_method: str, path: str) -> Reply:
@@ -66,7 +66,7 @@ class TestSilence:
                 call(handle(server.url), "wait_until_min_world", 0.5)
             took = time.monotonic() - began
             gone.set()
-        assert took < 0.5 + 2 * flows.LAST_LOOK
+        assert took < 0.5 + 2 * flows.LAST_POLL
 
     @pytest.mark.parametrize("drip", [b"", b" "], ids=["nothing more", "a byte now and then"])
     def test_an_answer_that_never_ends_does_not_hold_a_wait(self, call: Waiter, drip: bytes) -> None:
@@ -82,7 +82,7 @@ class TestSilence:
             began = time.monotonic()
             with pytest.raises(basilica.NetworkError):
                 call(handle(url), "join", 0.5)
-        assert time.monotonic() - began < 0.5 + 2 * flows.LAST_LOOK
+        assert time.monotonic() - began < 0.5 + 2 * flows.LAST_POLL
 
     def test_an_answer_in_pieces_is_whole(self, call: Waiter) -> None:
         body = json.dumps(run_body("succeeded")).encode()

@@ -54,7 +54,7 @@ class Closed:
 def test_the_stranger_that_has_been_quiet_for_longest_gives_way() -> None:
     connections, closed = Connections(ConnectionLimits(members=1, strangers=3)), Closed()
     first, _, third = (closed(connections, name) for name in ("first", "second", "third"))
-    first.spoke()
+    first.head_received()
     closed(connections, "fourth")
     assert closed.names == ["second"]
     assert third.authenticated()

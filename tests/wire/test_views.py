@@ -15,7 +15,7 @@ from basilica.core.status import BenchStatus
 from basilica.wire import render
 from basilica.wire import responses as out
 from basilica.wire.base import Outgoing
-from basilica.wire.views import camel, key_of, read, told_as
+from basilica.wire.views import camel, key_of, read, wire_field
 
 PAIRS: list[tuple[type, type[Outgoing]]] = [
     (world.WorldStatus, out.World),
@@ -148,6 +148,6 @@ def test_names_on_the_wire(name: str, key: str) -> None:
 def test_a_field_may_be_called_otherwise() -> None:
     @dataclasses.dataclass
     class Thing:
-        kind: str = dataclasses.field(metadata=told_as("type"))
+        kind: str = dataclasses.field(metadata=wire_field("type"))
 
     assert key_of(dataclasses.fields(Thing)[0]) == "type"

@@ -1,4 +1,4 @@
-"""`basilica login`, `logout`, `config` and `completion`: which server is used, and the shell."""
+"""`basilica login`, `logout`, `config` and `completion`: the choice of the server, and the shell."""
 
 import os
 import platform
@@ -41,7 +41,7 @@ def login(
     else:
         terminal.write_line(f"logged in to {without_password(url)}; saved in {path}")
     if os.environ.get(URL_VARIABLE):
-        terminal.say(f"{URL_VARIABLE} is set, and wins over the login")
+        terminal.notify(f"{URL_VARIABLE} is set, and wins over the login")
 
 
 def logout(as_json: Json = False) -> None:
@@ -129,7 +129,7 @@ def completion(
 
 
 def unreachable(problem: str) -> str:
-    """What to say when the server did not answer: which one it was, and how to find out why that one."""
+    """Return the message for a server that did not answer: its address, and how to find out why it was chosen."""
     from basilica.client.config import find_target
 
     url = find_target(None, None).url
@@ -138,13 +138,13 @@ def unreachable(problem: str) -> str:
 
 
 def without_password(url: str) -> str:
-    """A URL as it may be shown."""
+    """Return a URL without its password, for display."""
     parts = urlsplit(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 def _first_line() -> str:
-    """Of stdin; nothing if there is none."""
+    """Return the first line of stdin; empty if there is none."""
     stdin: TextIO | None = sys.stdin
     return "" if stdin is None else stdin.readline()
 
@@ -169,7 +169,7 @@ def _read_key(path: Path | None) -> str:
 
 
 def _try(url: str, key: str) -> None:
-    """One request with the key; raises what is wrong with it."""
+    """Send one request with the key; raise an error if the server refuses it."""
     from basilica.client import flows
     from basilica.client.config import find_target
     from basilica.client.drivers import BlockingDriver, Endpoint

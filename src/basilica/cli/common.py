@@ -1,4 +1,4 @@
-"""What commands share: the options that several have, and durations as people write them."""
+"""Shared parts of commands: common options, and the parser of durations."""
 
 import logging
 import re
@@ -14,7 +14,7 @@ _SECONDS = {None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 
 
 
 def _without_tilde(path: Path | None) -> Path | None:
-    """A shell expands `~` in an argument, nobody does in an environment variable."""
+    """Expand `~`: a shell does it in an argument, but not in an environment variable."""
     return None if path is None else path.expanduser()
 
 
@@ -32,7 +32,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def seconds(text: str) -> float:
-    """`90`, `90s`, `15m`, `12h`, `7d`, `2w`."""
+    """Parse a duration: `90`, `90s`, `15m`, `12h`, `7d`, `2w`."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise typer.BadParameter(f"{text!r} is no duration; write 90s, 15m, 12h, 7d or 2w")

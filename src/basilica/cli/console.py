@@ -61,14 +61,14 @@ def console(
     elif only_print:
         terminal.write_line(link)
     elif _has_browser() and _open(link):
-        terminal.say(f"opened {url} in the browser")
+        terminal.notify(f"opened {url} in the browser")
     else:
-        terminal.say("no browser was found here; open this link, which logs in once, within five minutes:")
+        terminal.notify("no browser was found here; open this link, which logs in once, within five minutes:")
         terminal.write_line(link)
 
 
 def _has_browser() -> bool:
-    """Without a screen, a browser for terminals might be found and take this one over."""
+    """Return whether a graphical browser can open: without a screen, a text browser might take over this terminal."""
     if sys.platform != "linux" or os.environ.get("BROWSER"):
         return True
     return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "WSL_DISTRO_NAME"))

@@ -45,7 +45,7 @@ def inspect(uri: Uri, *, run_id: RunId = None, as_json: Json = False) -> None:
     from basilica.cli.terminal import show, write_json
     from basilica.diloco.inspection import inspect_run
 
-    with _told():
+    with _store_errors():
         found = inspect_run(_bucket(uri, run_id))
     if as_json:
         write_json(asdict(found) | {"unaccounted": found.unaccounted, "troubles": found.troubles})
@@ -84,10 +84,10 @@ def resume(
       basilica diloco resume s3://bucket/run-7 -n 16 --executor eks -o image=registry.example/train:1
     """
     from basilica.cli.run import run
-    from basilica.cli.terminal import say
+    from basilica.cli.terminal import notify
     from basilica.diloco.inspection import collect_garbage, garbage, inspect_run
 
-    with _told():
+    with _store_errors():
         bucket = _bucket(uri, run_id)
         found = inspect_run(bucket)
         record = found.record
@@ -101,7 +101,7 @@ def resume(
             )
         if found.unaccounted:
             ranks = ", ".join(str(rank) for rank in found.unaccounted)
-            say(f"nobody has told how rank {ranks} ended: killed, or still running somewhere; then end it first")
+            notify(f"nobody has told how rank {ranks} ended: killed, or still running somewhere; then end it first")
         collect_garbage(bucket, garbage(bucket, unfinished=True))
     arguments = {**record.arguments, **({"rendezvous_uri": uri} if "rendezvous_uri" in record.arguments else {})}
     run(
@@ -137,7 +137,7 @@ def gc(
     from basilica.cli.terminal import write_json, write_line
     from basilica.diloco.inspection import collect_garbage, garbage
 
-    with _told():
+    with _store_errors():
         bucket = _bucket(uri, run_id)
         found = garbage(bucket)
         if not dry_run:
@@ -219,11 +219,11 @@ def bench(uri: Uri, *, as_json: Json = False) -> None:
         show(show_diloco.store(found, uri))
 
 
-# ---- what was written --------------------------------------------------------------------------------------------
+# ---- arguments ---------------------------------------------------------------------------------------------------
 
 
-class _told:
-    """A store's own errors, of packages that may not be here, as errors of ours: what they say is all there is."""
+class _store_errors:
+    """Converts a store's own errors into ours by their message, since their packages may not be installed."""
 
     def __enter__(self) -> None:
         pass
@@ -234,7 +234,7 @@ class _told:
 
 
 def _bucket(uri: str, run_id: str | None) -> "Bucket":
-    """The run that is meant: the only one of the prefix, or the one that was named."""
+    """Return the named run, or the only one of the prefix."""
     from basilica.diloco.bucket import Bucket
     from basilica.diloco.inspection import find_runs
     from basilica.diloco.stores import open_store
@@ -263,7 +263,7 @@ def _measured(uri: str) -> "StoreSpeed":
     from basilica.diloco.measure import measure
     from basilica.diloco.stores import open_store
 
-    with _told(), busy(lambda: f"measuring {uri}"):
+    with _store_errors(), busy(lambda: f"measuring {uri}"):
         return measure(open_store(uri))
 
 

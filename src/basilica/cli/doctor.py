@@ -1,4 +1,4 @@
-"""`basilica doctor`: what this machine can do, what to install for the rest, and whether the state is whole."""
+"""`basilica doctor`: the machine's capabilities, the packages for the missing ones, and the health of the state."""
 
 import asyncio
 import importlib.util
@@ -19,7 +19,7 @@ from basilica.version import pip_install
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`hint` says what to do about what is missing, or damaged where it is about the state directory."""
+    """One finding. `hint` is the next step for a missing capability, or for damage of the state directory."""
 
     name: str
     ok: bool
@@ -71,7 +71,7 @@ def doctor(
 
 
 def examine_directory(directory: Path) -> Iterator[Finding]:
-    """Whether the state directory is whole, and who could read it."""
+    """Check that the state directory is whole, and that no other user can read it."""
     from basilica.wiring.repair import examine_state
 
     troubles = examine_state(directory)

@@ -1,4 +1,4 @@
-"""`basilica keys`: who may use this server. Works beside a running server, which notices at once."""
+"""`basilica keys`: the API keys of a server. A running server notices changes at once."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""`basilica local`: the server in the background that scripts and notebooks use when no other is named."""
+"""`basilica local`: the background server that scripts and notebooks use when no other is named."""
 
 import json
 from typing import Annotated, Any
@@ -30,7 +30,7 @@ def start(state_dir: StateDir = None, as_json: Json = False) -> None:
     found = embedded.find(state_dir)
     embedded.locate(state_dir)
     running = embedded.status(state_dir)
-    if running is None:  # it stopped again between two lines
+    if running is None:  # the server stopped again between two lines
         raise embedded.CannotStart(_place(state_dir), "it started and has stopped again")
     started = found is None or found.pid != running.pid
     if as_json:

@@ -1,4 +1,4 @@
-"""Talking to the server of a state directory, where one runs."""
+"""Requests to the running server of a state directory."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ class NoServer(BasilicaError):
 
 
 def request(state_dir: Path | None, method: str, path: str, **options: Any) -> dict[str, Any]:
-    """One call to the server; its errors and its absence are told in a sentence."""
+    """Send one request to the server; raise its errors and its absence as `BasilicaError` with one sentence."""
     running = embedded.find(state_dir)
     if running is None:
         raise NoServer(f"no server runs on {state_dir or default_state_dir()}: start one with 'basilica serve'")

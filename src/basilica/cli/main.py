@@ -1,4 +1,4 @@
-"""The command line. Each command imports what it needs when it runs, so that `--help` is quick."""
+"""The command line. Each command imports its modules when it runs, so that `--help` is quick."""
 
 import os
 import sys
@@ -64,7 +64,7 @@ def _options(
 
 
 def main() -> None:
-    """Errors that we know are one line on stderr and exit code 1; bad usage is 2, as everywhere."""
+    """Run the command. A known error is one line on stderr and exit code 1; bad usage is exit code 2, as everywhere."""
     if account.COMPLETION_VARIABLE in os.environ:
         from typer.completion import completion_init  # type: ignore[attr-defined]
 
@@ -72,12 +72,12 @@ def main() -> None:
     try:
         app()
     except BasilicaError as error:
-        typer.echo(f"basilica: {_told(error)}", err=True)
+        typer.echo(f"basilica: {_message_of(error)}", err=True)
         sys.exit(1)
 
 
-def _told(error: BasilicaError) -> str:
-    """What others said is in it: nothing of that may act on the terminal."""
+def _message_of(error: BasilicaError) -> str:
+    """Return the error's message without control characters: foreign text in it must not act on the terminal."""
     from basilica.cli.show import clean
 
     text = account.unreachable(str(error)) if isinstance(error, NetworkError) else str(error)

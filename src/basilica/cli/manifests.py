@@ -1,4 +1,4 @@
-"""`basilica manifests`: what a cluster needs, for `kubectl apply -f -`."""
+"""`basilica manifests`: the objects of an installation in a cluster, for `kubectl apply -f -`."""
 
 from typing import Annotated
 

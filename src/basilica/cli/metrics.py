@@ -1,4 +1,4 @@
-"""What ranks reported, for people: a table with a small curve for each series, and the same as a picture. Pure."""
+"""Reported metrics for people: a table with a small curve for each series, and the same as a picture. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ _ASCII_BLOCKS = "_.-=^"
 
 
 def number(value: float) -> str:
-    """Four digits, as people read them."""
+    """Format a number with four significant digits."""
     return f"{value:.4g}"
 
 
 def sparkline(values: Sequence[float], *, ascii_only: bool = False) -> str:
-    """The course of a series in a few characters; what is not finite is an `x`."""
+    """Draw a series in a few characters; a value that is not finite is an `x`."""
     blocks = _ASCII_BLOCKS if ascii_only else _BLOCKS
     finite = [v for v in values if math.isfinite(v)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
@@ -40,7 +40,7 @@ def sparkline(values: Sequence[float], *, ascii_only: bool = False) -> str:
 
 
 def table(series: Sequence[Series], ranks: Sequence[RankStatus], *, ascii_only: bool = False) -> Table:
-    """One line for each series: its last value, its range and its course."""
+    """Return a table with one row for each series: its last value, its range and its sparkline."""
     several = any(s.worker for s in series)
     rates = {r.rank: r.report.step_seconds for r in ranks if r.report is not None}
     stalled = {r.rank for r in ranks if r.stalled is not None}
@@ -64,7 +64,7 @@ def table(series: Sequence[Series], ranks: Sequence[RankStatus], *, ascii_only: 
 
 
 def picture(series: Sequence[Series], title: str) -> str:
-    """An SVG with a chart for each metric, and in it a line for each rank with the range around it."""
+    """Return an SVG with a chart for each metric, and in it a line for each rank with the range around it."""
     metrics = sorted({s.metric for s in series})
     charts = [_chart([s for s in series if s.metric == name], name, n * HEIGHT + 30) for n, name in enumerate(metrics)]
     height = len(metrics) * HEIGHT + 40

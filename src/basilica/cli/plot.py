@@ -1,6 +1,6 @@
 """The sweep of a bench as a picture: two curves over the size, bus bandwidth above and time below.
 
-An SVG is drawn here, with nothing but text; every other kind of file needs matplotlib.
+SVG is written here without any package; every other format needs matplotlib.
 """
 
 import math
@@ -33,7 +33,7 @@ class Panel:
     logarithmic: bool
 
     def share(self, value: float) -> float:
-        """How far up the panel this value is, from 0 to 1."""
+        """Return the height of this value in the panel, from 0 to 1."""
         scale = math.log if self.logarithmic else float
         low, high = scale(self.ticks[0]), scale(self.ticks[-1])
         return (scale(max(value, self.ticks[0])) - low) / (high - low)
@@ -49,7 +49,7 @@ def panels(found: BenchResult) -> tuple[Panel, Panel]:
 
 
 def _even_ticks(highest: float) -> tuple[float, ...]:
-    """From 0 in round steps to just above the highest value."""
+    """Return ticks from 0 in round steps to just above the highest value."""
     highest = max(highest, 1e-9)
     digit = 10.0 ** math.floor(math.log10(highest / 4))
     step = next(digit * m for m in (1, 2, 2.5, 5, 10) if digit * m * 5 >= highest)
@@ -63,7 +63,7 @@ def _decades(low: float, high: float) -> tuple[float, ...]:
 
 
 def draw(name: str, found: BenchResult, path: Path) -> None:
-    """`OSError` or `ValueError` if the file cannot be written, or not in that format."""
+    """Write the picture; `OSError` or `ValueError` if the file cannot be written, or not in that format."""
     if path.suffix.lower() == ".svg":
         path.write_text(svg(name, found), encoding="utf-8")
         return
@@ -90,15 +90,15 @@ def draw(name: str, found: BenchResult, path: Path) -> None:
 
 
 def heading(name: str, found: BenchResult) -> str:
-    told = f"{name}: {found.probe_node_a} to {found.probe_node_b}, {found.method or 'unknown method'}"
-    said = "".join(c if c.isprintable() else "?" for c in told)
-    return said if len(said) <= HEADING_MAX else said[: HEADING_MAX - 1] + "…"
+    title = f"{name}: {found.probe_node_a} to {found.probe_node_b}, {found.method or 'unknown method'}"
+    printable = "".join(c if c.isprintable() else "?" for c in title)
+    return printable if len(printable) <= HEADING_MAX else printable[: HEADING_MAX - 1] + "…"
 
 
 def caption(found: BenchResult) -> str:
     spread = (("p10", found.busbw_gbps_p10), ("p50", found.busbw_gbps_p50), ("p90", found.busbw_gbps_p90))
-    told = ", ".join(f"{name} {gbps(value)}" for name, value in spread if value is not None)
-    return f"at {size_text(found.sweep[-1].size_bytes)}: {told}"
+    spreads = ", ".join(f"{name} {gbps(value)}" for name, value in spread if value is not None)
+    return f"at {size_text(found.sweep[-1].size_bytes)}: {spreads}"
 
 
 def svg(name: str, found: BenchResult) -> str:
@@ -127,8 +127,8 @@ def _panel(panel: Panel, sizes: Sequence[str], top: float, colour: str) -> list[
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in dots)
     parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
     for (x, y), size, value in zip(dots, sizes, panel.values, strict=True):
-        told = f"<title>{size}: {panel.written(value)}</title>"
-        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}">{told}</circle>')
+        tooltip = f"<title>{size}: {panel.written(value)}</title>"
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}">{tooltip}</circle>')
         parts.append(_text(x, bottom + 18, size, anchor="middle"))
     return parts
 

@@ -25,7 +25,7 @@ CANCEL_SECONDS = 30.0
 
 
 class Backend(StrEnum):
-    """Where replicas run."""
+    """The executor of the replicas."""
 
     LOCAL = "local"
     EKS = "eks"
@@ -42,7 +42,7 @@ CLASSES = {
     Backend.BASILICA: "BasilicaExecutor",
 }
 
-CANCELLED_TOGETHER = frozenset({"eks", "basilica"})  # to cancel one replica ends its whole gang
+CANCELLED_TOGETHER = frozenset({"eks", "basilica"})  # the cancellation of one replica ends its whole gang
 HOW_TO_END = {
     "local": "what was told to end is killed when its grace is over, and the rest when this command has ended",
     "eks": "kubectl delete job {job_name} --namespace {namespace}",
@@ -97,16 +97,16 @@ def run(
             results = _collect(place, handles, executor, quiet=as_json)
         except KeyboardInterrupt:
             _cancel(place, handles, as_json=as_json)
-        except Exception as error:  # a backend's own; the replicas do not know of it
+        except Exception as error:  # an error of the backend; the replicas may still run
             raise BasilicaError(f"{executor}: {_words(error)}; {_may_still_run(handles)}") from error
         _finish(place, handles, results, as_json=as_json)
 
 
-# ---- what was written --------------------------------------------------------------------------------------------
+# ---- arguments ---------------------------------------------------------------------------------------------------
 
 
 def _pairs(given: Sequence[str], option: str) -> dict[str, Any]:
-    """`K=V` with V as JSON where it is such, else as text."""
+    """Parse `K=V`, with V as JSON where it parses, else as text."""
     found: dict[str, Any] = {}
     for item in given:
         name, equals, text = item.partition("=")
@@ -120,7 +120,7 @@ def _pairs(given: Sequence[str], option: str) -> dict[str, Any]:
 
 
 def _importable(entrypoint: str) -> str:
-    """The entrypoint as replicas import it: from the current directory, and from a file's own."""
+    """Return the entrypoint as replicas import it: from the current directory, and from a file's own."""
     sys.path.insert(0, os.getcwd())
     file, colon, function = entrypoint.partition(":")
     if not file.endswith(".py"):
@@ -157,7 +157,7 @@ def _executor(backend: Backend, options: Mapping[str, Any]) -> "ServerlessExecut
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """SIGTERM is as good as Ctrl-C: replicas are not left alone."""
+    """Treat SIGTERM as Ctrl-C: both cancel the replicas."""
 
     def interrupt(number: int, frame: object) -> NoReturn:
         raise KeyboardInterrupt
@@ -187,7 +187,7 @@ def _launch(
         raise typer.BadParameter(str(error)) from error
     except BasilicaError:
         raise
-    except Exception as error:  # a backend's own, of a package that may not be here: what it says is all there is
+    except Exception as error:  # an error of a package that may not be installed: only its message is usable
         raise BasilicaError(f"{executor.backend_name}: {_words(error)}") from error
 
 
@@ -203,45 +203,45 @@ def _collect(
 
 
 def _cancel(executor: "ServerlessExecutor", handles: "Sequence[ReplicaHandle]", *, as_json: bool) -> NoReturn:
-    """Cancel all, wait for their end, and say what is left; leave at once when told a second time."""
-    from basilica.cli.terminal import say, write_json
+    """Cancel all replicas, wait for their end, and list those that are left; exit at once after a second Ctrl-C."""
+    from basilica.cli.terminal import notify, write_json
     from basilica.cli.train.outcome import CANCELLED
     from basilica.executors.protocol import ENDED
 
-    say("cancelling; Ctrl-C again stops waiting for it")
+    notify("cancelling; Ctrl-C again stops waiting for it")
     results: list[ReplicaResult] = []
     waited = False
     with suppress(KeyboardInterrupt):
         _cancel_all(executor, handles)
         try:
             results = executor.collect(handles, timeout=CANCEL_SECONDS)
-        except Exception as error:  # noqa: BLE001  the same that made the cancellation fail, most likely
-            say(f"could not wait for the end: {_words(error)}")
+        except Exception as error:  # noqa: BLE001  most likely the error that made the cancellation fail
+            notify(f"could not wait for the end: {_words(error)}")
         waited = True
     left = [handle for handle, result in zip(handles, results, strict=False) if result["status"] not in ENDED]
     left += list(handles[len(results) :])
-    say(_may_still_run(left) if left else f"cancelled; nothing is left of {len(handles)} replicas")
+    notify(_may_still_run(left) if left else f"cancelled; nothing is left of {len(handles)} replicas")
     if as_json:
         write_json(results)
     if not waited:
         sys.stdout.flush()
-        os._exit(CANCELLED)  # an ordinary end would wait for local replicas
+        os._exit(CANCELLED)  # an ordinary exit would wait for local replicas
     raise typer.Exit(CANCELLED)
 
 
 def _cancel_all(executor: "ServerlessExecutor", handles: "Sequence[ReplicaHandle]") -> None:
-    from basilica.cli.terminal import say
+    from basilica.cli.terminal import notify
 
     together = executor.backend_name in CANCELLED_TOGETHER
     for handle in handles[:1] if together else handles:
         try:
             executor.cancel(handle)
         except Exception as error:  # noqa: BLE001  the others are still to be cancelled
-            say(f"could not cancel {'the gang' if together else f'rank {handle.rank}'}: {_words(error)}")
+            notify(f"could not cancel {'the gang' if together else f'rank {handle.rank}'}: {_words(error)}")
 
 
 def _may_still_run(handles: "Sequence[ReplicaHandle]") -> str:
-    """Which replicas may, and how to end them without us."""
+    """Return the message that names the replicas that may still run, and how to end them."""
     backend = handles[0].backend_name
     jobs = sorted({str(handle.metadata.get("job_name")) for handle in handles})
     ranks = _listed([str(handle.rank) for handle in handles])
@@ -255,7 +255,7 @@ def _listed(items: Sequence[str], between: str = ", ") -> str:
 
 
 def _words(error: Exception) -> str:
-    """What an error says: clients of Kubernetes show the whole answer, in which only the message is for people."""
+    """Return an error's message. Clients of Kubernetes show the whole answer, of which only `message` is for people."""
     with suppress(TypeError, ValueError, KeyError):
         return str(json.loads(getattr(error, "body", None) or "")["message"])
     return str(error) or type(error).__name__
@@ -284,14 +284,14 @@ def _finish(
 
 def _show_logs(executor: "ServerlessExecutor", handles: "Sequence[ReplicaHandle]") -> None:
     from basilica.cli.show import rank_line
-    from basilica.cli.terminal import say, show
+    from basilica.cli.terminal import notify, show
     from basilica.executors.protocol import gather_logs
 
     for line in gather_logs(executor, handles[:MOST_LISTED], n_lines=LINES_SHOWN).splitlines():
         rank, _, text = line.partition("| ")
         show(rank_line(int(rank), text, whole=True), sys.stderr)
     if len(handles) > MOST_LISTED:
-        say(f"what {len(handles) - MOST_LISTED} more failed ranks wrote is not shown")
+        notify(f"what {len(handles) - MOST_LISTED} more failed ranks wrote is not shown")
 
 
 def _table(results: "Sequence[ReplicaResult]") -> Any:
@@ -307,12 +307,12 @@ def _table(results: "Sequence[ReplicaResult]") -> Any:
     table.add_column("RESULT", overflow="fold")
     for result in results:
         code = result["exit_code"]
-        said = result["error"] or _shortened("" if result["result"] is None else json.dumps(result["result"]))
+        text = result["error"] or _shortened("" if result["result"] is None else json.dumps(result["result"]))
         table.add_row(
             Text(str(result["rank"]), rank_colour(result["rank"])),
             Text(result["status"], COLOURS.get(result["status"], "")),
             "-" if code is None else str(code),
-            Text(clean(said)),
+            Text(clean(text)),
         )
     return table
 
@@ -324,7 +324,7 @@ def _shortened(text: str) -> str:
 
 
 def _exit_code(results: "Sequence[ReplicaResult]") -> int:
-    """Of the replica that failed first, where that is known; else of the first that nobody stopped."""
+    """Return the exit code of the replica that failed first, if known; else of the first one that was not stopped."""
     from basilica.cli.train.outcome import CANCELLED
     from basilica.cli.train.outcome import FAILED as UNKNOWN
     from basilica.executors.protocol import CULPRIT, FAILED, STOPPED, SUCCEEDED, VICTIM

@@ -15,7 +15,7 @@ from basilica.core import environment as env
 
 try:
     import uvloop
-except ImportError:  # it exists for CPython alone
+except ImportError:  # only CPython has it
     uvloop = None  # type: ignore[assignment]
 
 API_KEYS_OF_A_CLUSTER = "API keys: basilica keys create --store kubernetes --user NAME"
@@ -103,7 +103,7 @@ def serve(
         if not listen.loopback and listen.tls_cert is None:
             typer.echo("Keys travel unencrypted: use --tls-cert and --tls-key, or a proxy that does.", err=True)
         if detach is not None:
-            _tell(detach, url)
+            _write_line(detach, url)
             os.close(detach)
 
     run = uvloop.run if uvloop is not None else asyncio.run
@@ -128,18 +128,18 @@ def _only_local(**options: object) -> None:
 
 
 def _detach(fd: int) -> None:
-    """Leave whoever started us: they have no child to wait for, and learn on `fd` our pid now and our URL later.
+    """Detach from the starting process: it has no child to wait for, and reads our pid on `fd` now and our URL later.
 
-    Here, where no thread and no event loop has been started yet. An end of file tells them that we have failed.
+    It is called before any thread or event loop is started. An end of file means that the server has failed.
     """
     os.set_inheritable(fd, False)
     if os.fork():
         os._exit(0)
-    _tell(fd, str(os.getpid()))
+    _write_line(fd, str(os.getpid()))
 
 
-def _tell(fd: int, line: str) -> None:
-    with suppress(BrokenPipeError):  # they are gone; we stay
+def _write_line(fd: int, line: str) -> None:
+    with suppress(BrokenPipeError):  # the starting process has ended; the server goes on
         os.write(fd, line.encode() + b"\n")
 
 

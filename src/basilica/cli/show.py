@@ -1,6 +1,6 @@
-"""How runs look in a terminal: views in, Rich renderables out. Pure; the only place with colours.
+"""The rendering of runs for a terminal: views in, Rich renderables out. Pure; the only module with colours.
 
-What others wrote (names, messages, log lines) is never read as markup; its control characters are shown, not obeyed.
+Foreign text (names, messages, log lines) is never read as markup; its control characters are shown, not obeyed.
 """
 
 import math
@@ -71,21 +71,21 @@ STACK_LINES_SHOWN = 40
 
 # ---- foreign text ------------------------------------------------------------------------------------------------
 
-# Colours are harmless and common; what moves the cursor, sets titles or answers questions is not.
+# Colours are harmless and common; sequences that move the cursor, set titles or answer queries are not.
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
-# Marks that reorder text on the screen, so that it reads as something else than it is.
+# Marks that reorder text on the screen, so that it reads differently from its content.
 _REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 def clean(text: str) -> str:
-    """Text in which nothing can act on a terminal: control characters other than tab are shown as escapes."""
+    """Return text that cannot act on a terminal: control characters other than tab become escapes."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(c if c == "\t" or not _acts(c) else ascii(c)[1:-1] for c in text)
 
 
 def log_line(text: str) -> str:
-    """A log line for a terminal: colours dropped, what a carriage return overwrote left out, the rest as `clean`."""
+    """Return a log line for a terminal: without colours and text that a carriage return overwrote, else as `clean`."""
     shown = [part for part in text.split("\r") if part]
     return clean(_COLOUR.sub("", shown[-1])) if shown else ""
 
@@ -94,11 +94,11 @@ def _acts(character: str) -> bool:
     return unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") or character in _REORDERING
 
 
-# ---- small things ------------------------------------------------------------------------------------------------
+# ---- values ------------------------------------------------------------------------------------------------------
 
 
 def duration(seconds: float) -> str:
-    """`0.4s`, `42s`, `3m12s`, `2h05m`, `3d4h`."""
+    """Format a duration: `0.4s`, `42s`, `3m12s`, `2h05m`, `3d4h`."""
     if seconds < 0:
         return "0s"
     if seconds < 10:
@@ -118,7 +118,7 @@ def age(then: datetime | None, now: datetime) -> str:
 
 
 def clock(moment: datetime | None) -> str:
-    """The time of day, here."""
+    """Format the local time of day."""
     return "-" if moment is None else moment.astimezone().strftime("%H:%M:%S")
 
 
@@ -143,7 +143,7 @@ def event_message(event: Event) -> str:
 
 
 def message_of(view: RunView) -> str:
-    """What is to be said about a run: how it ended, else what it waits for."""
+    """Return the message about a run: its end, else the thing that it waits for."""
     return view.message if view.is_terminal and view.message else view.blocked_on or view.message
 
 
@@ -156,7 +156,7 @@ def columns(*headings: str) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """Ranks that are up, and those still wanted; as wide as there is room for."""
+    """A bar of the ranks that are up, and those still wanted, as wide as the room allows."""
 
     world: WorldStatus
 
@@ -182,7 +182,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Many ranks as one sign each, in rows that begin with the number of their first rank."""
+    """A grid of ranks with one sign each, in rows that begin with the number of their first rank."""
 
     ranks: Sequence[RankStatus]
     rows: int
@@ -217,7 +217,7 @@ def runs(views: Iterable[RunView], now: datetime) -> Table:
 
 
 def head(view: RunView) -> Table:
-    """Name, phase, the world as a bar, and in words."""
+    """Return the head of a run: name, phase, the world as a bar, and in words."""
     line = Table.grid(padding=(0, 2, 0, 0))
     for _ in range(4):
         line.add_column(no_wrap=True, overflow="ellipsis")
@@ -230,8 +230,10 @@ def head(view: RunView) -> Table:
 def ranks_table(ranks: Sequence[RankStatus], *, narrow: bool = False) -> Table:
     noted = any(rank.note for rank in ranks)
     metric = metric_of(ranks)
-    told = () if metric is None else ("STEP", "STEPS/S", clean(metric).upper())
-    table = columns("RANK", "STATE", "RESTARTS", *told, *(() if narrow else ("NODE", *(("NOTE",) if noted else ()))))
+    reported = () if metric is None else ("STEP", "STEPS/S", clean(metric).upper())
+    table = columns(
+        "RANK", "STATE", "RESTARTS", *reported, *(() if narrow else ("NODE", *(("NOTE",) if noted else ())))
+    )
     for rank in ranks:
         cells: list[RenderableType] = [
             Text(str(rank.rank), rank_colour(rank.rank)),
@@ -249,12 +251,12 @@ def ranks_table(ranks: Sequence[RankStatus], *, narrow: bool = False) -> Table:
 
 
 def state_of(rank: RankStatus) -> str:
-    """A rank that runs and has stopped reporting is shown as stalled."""
+    """Return the state of a rank; a running rank that has stopped reporting is stalled."""
     return "stalled" if rank.stalled is not None and rank.state == "running" else rank.state
 
 
 def metric_of(ranks: Iterable[RankStatus]) -> str | None:
-    """What is worth a column: the loss, else the first number that is reported; None if nobody reports."""
+    """Return the metric for the column: the loss, else the first one reported; None if no rank reports."""
     reports = [rank.report for rank in ranks if rank.report is not None]
     if not reports:
         return None
@@ -264,24 +266,24 @@ def metric_of(ranks: Iterable[RankStatus]) -> str | None:
 
 
 def rate(step_seconds: float | None) -> str:
-    """Steps per second."""
+    """Format steps per second."""
     return f"{1 / step_seconds:.3g}" if step_seconds else "-"
 
 
 def _reported(rank: RankStatus, metric: str) -> list[Text]:
-    told = rank.report
-    if told is None:
+    report = rank.report
+    if report is None:
         return [Text("-", DIM)] * 3
-    value = told.values.get(metric)
+    value = report.values.get(metric)
     return [
-        Text("-" if told.step is None else str(told.step)),
-        Text(rate(told.step_seconds), WARNING if rank.stalled else ""),
+        Text("-" if report.step is None else str(report.step)),
+        Text(rate(report.step_seconds), WARNING if rank.stalled else ""),
         Text("-" if value is None else f"{value:.4g}", "" if value is None or math.isfinite(value) else BAD),
     ]
 
 
 def ranks(view: RunView, *, rows: int, narrow: bool = False) -> RenderableType:
-    """A table while it fits into so many rows; else counts, a grid, and a table of the ranks that stand out."""
+    """Return a table if it fits into so many rows; else counts, a grid, and a table of the exceptional ranks."""
     everyone = view.ranks
     if not everyone:
         return Text("no ranks yet", DIM)
@@ -331,17 +333,17 @@ def exits(ended: Sequence[RankExit], culprit: int | None) -> Table:
 
 
 def raised(ended: Sequence[RankExit]) -> list[Text]:
-    """A line for each rank that failed with a Python exception."""
+    """Return a line for each rank that failed with a Python exception."""
     return [rank_line(exit.rank, exit.error) for exit in ended if exit.error]
 
 
-def culprit(view: RunView, *, said: str = "") -> RenderableType | None:
-    """Who failed first, why we think so, and its last words. What has been `said` already is not said again."""
+def culprit(view: RunView, *, shown: str = "") -> RenderableType | None:
+    """Return the rank that failed first, the evidence, and its last lines. Evidence that is in `shown` is omitted."""
     if view.culprit is None:
         return None
     it = view.culprit
     lines: list[Text] = []
-    if it.evidence not in said:
+    if it.evidence not in shown:
         evidence = clean(it.evidence).removeprefix(f"rank {it.rank} ")
         lines.append(Text.assemble((f"rank {it.rank} failed first: ", BAD), f"it {evidence}"))
     if it.confidence != "high":
@@ -364,7 +366,7 @@ def events(happened: Sequence[Event]) -> Table:
 
 
 def event_fields(event: Event) -> str:
-    """For programs: time, type, reason and message between tabs."""
+    """Format an event for programs: time, type, reason and message between tabs."""
     message = event_message(event).replace("\t", "\\t")
     return "\t".join([timestamp(event.last_at), clean(event.kind), clean(event.reason), message])
 
@@ -373,7 +375,7 @@ def event_fields(event: Event) -> str:
 
 
 def status(view: RunView, now: datetime, *, width: int) -> RenderableType:
-    """One run: the world, its ranks, what it waits for, and how it ended."""
+    """Return the page of one run: its world, its ranks, its wait, and its end."""
     about = Text(f"{clean(view.instance)}, created {age(view.created_at, now)} ago", DIM)
     parts: list[RenderableType] = [head(view), about, Text("")]
     if view.exits:
@@ -384,14 +386,14 @@ def status(view: RunView, now: datetime, *, width: int) -> RenderableType:
     else:
         parts.append(ranks(view, rows=FEW_RANKS + 1, narrow=width < NARROW))
     parts += [Text(""), Text(clean(message_of(view)), "italic")]
-    guilty = culprit(view, said=message_of(view))
+    guilty = culprit(view, shown=message_of(view))
     if guilty is not None:
         parts.append(guilty)
     return Group(*parts, *stacks(view))
 
 
 def stacks(view: RunView) -> list[Text]:
-    """Where the threads of the rank are that fell silent first."""
+    """Return the stacks of the threads of the rank that stalled first."""
     silent = [(r.stalled.since, r) for r in view.ranks if r.stalled is not None and r.stalled.stack]
     if not silent or view.is_terminal:
         return []
@@ -403,7 +405,7 @@ def stacks(view: RunView) -> list[Text]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """What the live view shows."""
+    """The content of the live view."""
 
     view: RunView
     events: Sequence[Event] = ()
@@ -413,7 +415,7 @@ class Frame:
 
 
 def screen(frame: Frame, *, width: int, height: int) -> RenderableType:
-    """The live view, never higher than the terminal: one that scrolls cannot be redrawn in place."""
+    """Return the live view, never higher than the terminal: a view that scrolls cannot be redrawn in place."""
     view = frame.view
     top: list[RenderableType] = [head(view), _one_line(clean(message_of(view)), "italic"), Text("")]
     bottom: list[RenderableType] = []
@@ -433,13 +435,13 @@ def screen(frame: Frame, *, width: int, height: int) -> RenderableType:
 
 
 def change(view: RunView) -> str:
-    """One line for what is no terminal."""
+    """Return the state of a run in one line, for outputs that are no terminal."""
     size = view.world
     return f"{clean(view.phase or 'unknown')} {size.ready}/{size.target} {clean(message_of(view))}"
 
 
 def rank_line(rank: int, line: str, *, merged: bool = True, whole: bool = False) -> Text:
-    """A log line; `whole` ones are wrapped by the terminal, others are cut at its edge."""
+    """Return a log line; the terminal wraps a `whole` one, and cuts others at its edge."""
     text = Text(no_wrap=not whole, overflow="ignore" if whole else "ellipsis")
     if merged:
         text.append(f"{rank}| ", rank_colour(rank))
@@ -447,12 +449,12 @@ def rank_line(rank: int, line: str, *, merged: bool = True, whole: bool = False)
 
 
 def standing(view: RunView) -> RenderableType:
-    """Where a live run stands, in a sentence."""
+    """Return the state of a live run in a sentence."""
     return Text.assemble(clean(view.name), " is ", phase(view.phase), f": {world(view.world)}")
 
 
 def started(view: RunView, word: str) -> RenderableType:
-    """Where it stands, and the commands to go on with; `word` is its name as an argument."""
+    """Return the state of a run, and the next commands; `word` is its name as an argument."""
     lines: list[RenderableType] = [standing(view)]
     for command in ("watch {}", "logs -f {}", "scale {} --target N", "cancel {}"):
         lines.append(Text(f"  basilica train {command.format(clean(word))}", DIM))
@@ -460,17 +462,17 @@ def started(view: RunView, word: str) -> RenderableType:
 
 
 def outcome(view: RunView) -> RenderableType:
-    """How a run ended, in a sentence, and who is to blame."""
+    """Return the end of a run in a sentence, and the culprit."""
     sentence = Text.assemble(clean(view.name), " ", phase(view.phase))
     if view.message:
         sentence.append(f": {clean(view.message)}")
-    guilty = culprit(view, said=view.message)
+    guilty = culprit(view, shown=view.message)
     return sentence if guilty is None else Group(sentence, guilty)
 
 
 def blame(view: RunView) -> RenderableType:
-    """Who is to blame, for those who know how it ended."""
-    return culprit(view, said=view.message) or Group()
+    """Return the culprit alone, where the end of the run is shown already."""
+    return culprit(view, shown=view.message) or Group()
 
 
 def event_line(event: Event) -> Text:

@@ -1,4 +1,4 @@
-"""How the result of a bench looks in a terminal: a view in, Rich renderables out. Pure."""
+"""The rendering of a bench's result for a terminal: a view in, Rich renderables out. Pure."""
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -33,16 +33,16 @@ def bench(status: BenchStatus | None) -> RenderableType:
 
 
 def verdict(found: BenchResult) -> str:
-    """What it means for somebody who trains, in a sentence."""
+    """Return the meaning of the result for a training, in a sentence."""
     if found.busbw_gbps_p50 is None:
         return "The bandwidth could not be measured."
     size = f" of {size_text(found.size_bytes_swept[-1])}" if found.size_bytes_swept else ""
-    said = f"An all-reduce{size} between two ranks moves {gbps(found.busbw_gbps_p50)}"
+    sentence = f"An all-reduce{size} between two ranks moves {gbps(found.busbw_gbps_p50)}"
     if found.busbw_gbps_p50 > 0:
-        said += f": 1 GB of gradients takes {time_text(1e6 / found.busbw_gbps_p50)}"
+        sentence += f": 1 GB of gradients takes {time_text(1e6 / found.busbw_gbps_p50)}"
     if found.sweep:
-        said += f", and the shortest message {time_text(found.sweep[0].latency_us)}"
-    return said + "."
+        sentence += f", and the shortest message {time_text(found.sweep[0].latency_us)}"
+    return sentence + "."
 
 
 def sweep(found: BenchResult) -> Table:
@@ -78,7 +78,7 @@ def _or_none(value: float | None, *, unit: str = "GB/s") -> str:
 
 
 def gbps(value: float) -> str:
-    """`12.3 GB/s`, and `410 MB/s` where that would be a fraction."""
+    """Format a bandwidth: `12.3 GB/s`, and `410 MB/s` below 1 GB/s."""
     for unit, factor in (("GB/s", 1.0), ("MB/s", 1e3)):
         if value * factor >= 1:
             return f"{_short(value * factor)} {unit}"
@@ -100,5 +100,5 @@ def size_text(size: int) -> str:
 
 
 def _short(value: float) -> str:
-    """Three digits, never with an exponent."""
+    """Format a number with three digits, never with an exponent."""
     return f"{value:.3g}" if value < 100 else f"{value:.0f}"

@@ -1,4 +1,4 @@
-"""How runs in a bucket, and plans for them, look in a terminal. Pure."""
+"""The rendering of runs in a bucket, and of plans for them, for a terminal. Pure."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -21,7 +21,7 @@ OUTCOMES = {"finished": "bold green", "failed": "bold red", "stopped": "magenta"
 
 
 def size(count: float) -> str:
-    """Bytes, as people read them."""
+    """Format a number of bytes with its unit."""
     for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
         if count < 1000 or unit == "PB":
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.4g} {unit}"
@@ -30,7 +30,7 @@ def size(count: float) -> str:
 
 
 def run(found: "Inspection") -> RenderableType:
-    """Its head, the agreed state, the last rounds, and the members."""
+    """Return the page of a run: its head, the agreed state, the last rounds, and the members."""
     record = found.record
     head = Text(f"run {show.clean(found.run_id)}", "bold")
     if record is not None:

@@ -1,4 +1,4 @@
-"""Where commands write: stdout for facts, stderr for everything else; plain wherever nobody watches.
+"""The output of commands: stdout for facts, stderr for everything else; plain where no person watches.
 
 Plain means no colours and no redrawing: stdout is no terminal, or NO_COLOR is set, or the terminal can do neither.
 """
@@ -15,8 +15,8 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.text import Text
 
-PIPE_WIDTH = 2000  # nothing is cut for a program that reads
-QUIET_SECONDS = 1.0  # what takes longer shows that it is at work
+PIPE_WIDTH = 2000  # lines are not cut for a program that reads
+QUIET_SECONDS = 1.0  # an operation that takes longer shows a spinner
 
 
 def is_plain(stream: TextIO) -> bool:
@@ -24,12 +24,12 @@ def is_plain(stream: TextIO) -> bool:
 
 
 def can_ask() -> bool:
-    """Somebody sits at the terminal and sees what we ask."""
+    """Return whether a person at the terminal can see and answer a question."""
     return stdin_is_terminal() and not is_plain(sys.stdout)
 
 
 def stdin_is_terminal() -> bool:
-    """False, too, if we were started without one."""
+    """Return whether stdin is a terminal; False, too, if the process was started without stdin."""
     stdin: TextIO | None = sys.stdin
     return stdin is not None and not stdin.closed and stdin.isatty()
 
@@ -59,8 +59,8 @@ def show(renderable: RenderableType, stream: TextIO | None = None) -> None:
     out.flush()
 
 
-def say(text: str) -> None:
-    """A remark to whoever watches; no fact."""
+def notify(text: str) -> None:
+    """Print a remark for people to stderr; facts go to stdout."""
     show(Text(text), sys.stderr)
 
 
@@ -69,7 +69,7 @@ def write_line(line: str) -> None:
 
 
 def write_text(text: str, stream: TextIO) -> None:
-    """As it is, whatever the locale can write."""
+    """Write text unchanged, whatever the locale can encode."""
     stream.flush()
     stream.buffer.write(text.encode("utf-8", "replace"))
     stream.buffer.flush()
@@ -81,7 +81,7 @@ def write_json(document: Any) -> None:
 
 @contextmanager
 def busy(text: Callable[[], str]) -> Iterator[None]:
-    """If the block takes longer than a second, say what is going on, in a line that goes away again."""
+    """If the block takes longer than a second, show its progress in a line that disappears at the end."""
     if is_plain(sys.stderr):
         yield
         return
@@ -109,7 +109,7 @@ def busy(text: Callable[[], str]) -> Iterator[None]:
 
 @contextmanager
 def uploading(what: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar for bytes done of bytes to do, gone when they are."""
+    """Show a bar of bytes done of bytes to do, which disappears at the end."""
     if is_plain(sys.stderr):
         yield None
         return
@@ -124,7 +124,7 @@ def uploading(what: str) -> Iterator[Callable[[int, int], None] | None]:
 
 
 class _Changing:
-    """Asked for its text whenever it is drawn."""
+    """A text that is computed whenever it is drawn."""
 
     def __init__(self, text: Callable[[], str]) -> None:
         self._text = text

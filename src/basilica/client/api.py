@@ -1,4 +1,4 @@
-"""The client: where runs are made and found again."""
+"""The client: it creates runs and finds them again."""
 
 import os
 import secrets as entropy
@@ -23,15 +23,15 @@ from basilica.core.errors import BasilicaError, DistributedError, ValidationErro
 from basilica.shipping.pack import pack
 from basilica.shipping.source import Shipped, ship, with_packages
 
-# What a rank of an embedded server takes over from its caller, so that it finds the same programs and packages.
+# Variables that a rank of an embedded server inherits from its caller, so that it finds the same programs and packages.
 CALLER_ENVIRONMENT = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "LD_LIBRARY_PATH")
 Runs = list[RunView]
 Names = list[str]
 
 
 class BasilicaClient:
-    """Talks to a server: `base_url` and `api_key`, else `BASILICA_API_URL` and `BASILICA_API_TOKEN`, else the saved
-    login, else an embedded one, which is started in the background when it is first needed.
+    """A client of one server: `base_url` and `api_key`, else `BASILICA_API_URL` and `BASILICA_API_TOKEN`, else the
+    saved login, else an embedded server, which is started in the background when it is first needed.
 
     >>> client = basilica.BasilicaClient()                                               # doctest: +SKIP
     >>> training = client.deploy_distributed("hello", command=["python", "train.py"],
@@ -56,13 +56,13 @@ class BasilicaClient:
         return embedded.locate() if self._target.url is None else Endpoint(self._target.url, self._target.key)
 
     def _copy(self) -> "BasilicaClient":
-        """The same server, by connections of its own: for another thread."""
+        """Return a client of the same server with connections of its own, for another thread."""
         return BasilicaClient(self._target.url, self._target.key)
 
     # ---- runs --------------------------------------------------------------------------------------------------------
 
     def deploy_distributed(self, name: str | None = None, **options: Unpack[DeployOptions]) -> DistributedTraining:
-        """Start a run; its handle comes as soon as `min` ranks are up or the run has already ended.
+        """Start a run; return its handle as soon as `min` ranks are up or the run has already ended.
 
         The options are those of `DeployOptions`. If the wait fails, the run is kept and the exception's `training` is
         its handle; with `cleanup_on_failure=True` it is deleted.
@@ -77,21 +77,21 @@ class BasilicaClient:
         return await self._async.run(self._deploy(parse_options(name, options)))
 
     def training(self, name: str) -> DistributedTraining:
-        """A run again, from any process; `DeploymentNotFound` if there is none of that name."""
+        """Return the handle of a run, from any process; `DeploymentNotFound` if no run has that name."""
         return DistributedTraining(self, name).refresh()
 
     async def training_async(self, name: str) -> DistributedTraining:
         return await DistributedTraining(self, name).refresh_async()
 
     def list(self) -> Runs:
-        """All runs, newest first, in one request."""
+        """Return all runs, newest first, in one request."""
         return self._blocking.run(flows.list_runs())
 
     async def list_async(self) -> Runs:
         return await self._async.run(flows.list_runs())
 
     def prune(self, older_than: float = 0.0) -> Names:
-        """Delete the runs that ended more than `older_than` seconds ago; their names."""
+        """Delete the runs that ended more than `older_than` seconds ago; return their names."""
         return self._blocking.run(flows.prune(older_than))
 
     async def prune_async(self, older_than: float = 0.0) -> Names:
@@ -104,7 +104,7 @@ class BasilicaClient:
         await self._async.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In another process it has connections of its own."""
+        """Pickle the address and the key: a copy in another process has connections of its own."""
         return BasilicaClient, (self._target.url, self._target.key)
 
     def __enter__(self) -> "BasilicaClient":
@@ -123,7 +123,7 @@ class BasilicaClient:
 
     def _deploy(self, options: Deploy) -> Flow[DistributedTraining]:
         name, program = options.name or readable_name(), self._program(options)
-        request = to_wire(name, options, program)  # what is wrong is told before anything is sent
+        request = to_wire(name, options, program)  # raises for invalid options before anything is sent
         if options.workdir is not None and not self.is_embedded:
             digest = yield from _upload(pack(Path(options.workdir), options.on_upload))
             request = to_wire(name, options, replace(program, archive=digest))
@@ -143,7 +143,8 @@ class BasilicaClient:
         return training
 
     def _program(self, options: Deploy) -> Program:
-        """The ranks of an embedded server run where the caller is, with the programs and packages that it finds."""
+        """Return the program of the ranks. Those of an embedded server run in the caller's directory, with its programs
+        and packages."""
         env, workdir = dict(options.run.get("env", {})), None
         resize = options.run.get("resize")
         if self.is_embedded:
@@ -177,7 +178,7 @@ class BasilicaClient:
 
 
 def _up_or_over(run: Remembered, timeout: float) -> Flow[None]:
-    """A run that ended before anybody looked is no failure to deploy: its handle tells how it ended."""
+    """Wait until `min` ranks are up or the run is over. An early end is no failure to deploy: the handle has it."""
 
     def up(seen: waits.Snapshot, limit: float) -> bool:
         return seen.lost or waits.min_world(seen, limit)

@@ -1,4 +1,4 @@
-"""Which server a client talks to: arguments, else the environment, else the saved login, else an embedded one."""
+"""The choice of a client's server: arguments, else the environment, else the saved login, else an embedded one."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def load_login() -> dict[str, str] | None:
 
 
 def save_login(url: str, key: str) -> Path:
-    """For the owner's eyes only, and whole or not at all."""
+    """Write the login atomically, in a file that only its owner can read."""
     path = login_file()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fresh = path.with_suffix(".new")

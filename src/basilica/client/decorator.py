@@ -60,7 +60,7 @@ class Distributed(Generic[P, R]):
         return _deploy(options | shipped)
 
     def options(self, **overrides: Any) -> "Distributed[P, R]":
-        """The same function with other options."""
+        """Return the same function with other options."""
         return Distributed(self.__wrapped__, self._options | overrides)
 
     def __repr__(self) -> str:
@@ -94,7 +94,7 @@ def distributed(function: Any = None, /, **options: Any) -> Any:
 
 
 def _deploy(options: Mapping[str, Any]) -> "DistributedTraining":
-    from basilica.client import api  # noqa: PLC0415  which imports what talks HTTP
+    from basilica.client import api  # noqa: PLC0415  it imports the HTTP client
 
     rest = dict(options)
     client: BasilicaClient = rest.pop("client", None) or api.BasilicaClient()
@@ -103,7 +103,7 @@ def _deploy(options: Mapping[str, Any]) -> "DistributedTraining":
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """The environment of rank 0 of 1, for as long as the context lasts."""
+    """Set the environment of rank 0 of 1 while the context lasts."""
     before = dict(os.environ)
     mine = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", env.RANK: "0"}
     mine |= dict.fromkeys((env.WORLD_MIN, env.WORLD_TARGET, env.WORLD_MAX), "1")

@@ -1,6 +1,6 @@
-"""The two drivers of flows: one blocks, one awaits. All that the SDK does to the outside happens here.
+"""The two drivers of flows: one blocks, one awaits. Every side effect of the SDK happens here.
 
-A driver that was inherited through a fork opens connections of its own.
+A driver that a child inherits through a fork opens connections of its own.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a server is and what it is asked with."""
+    """The address of a server and the credentials of requests to it."""
 
     url: str
     key: str | None = None
@@ -49,7 +49,7 @@ class BlockingDriver:
         return outcome[0]
 
     def iterate(self, flow: Flow[None]) -> Iterator[Any]:
-        """The values that a flow emits; closing the iterator closes the flow and its stream."""
+        """Yield the values that a flow emits; closing the iterator closes the flow and its stream."""
         yield from self._drive(flow, [])
 
     def close(self) -> None:
@@ -229,7 +229,7 @@ def _settings(endpoint: Endpoint) -> dict[str, Any]:
         "headers": endpoint.headers(),
         "timeout": httpx2.Timeout(30, connect=CONNECT_SECONDS),
         "verify": endpoint.verify,
-        "trust_env": host not in LOOPBACK,  # no proxy stands between this machine and itself
+        "trust_env": host not in LOOPBACK,  # a proxy cannot reach this machine's loopback
     }
 
 

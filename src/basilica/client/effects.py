@@ -1,6 +1,6 @@
-"""What a flow asks for. An operation of the SDK is one generator that yields these, and two drivers can run it.
+"""The effects of flows. An operation of the SDK is one generator that yields them, and either driver can run it.
 
-Nothing here does anything: a test drives a flow with a list of answers.
+Effects are plain values: a test drives a flow with a list of answers.
 """
 
 import json
@@ -15,7 +15,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One request. `timeout` bounds the silence of the server, `total` all of it to the last byte; in seconds."""
+    """One request. `timeout` bounds the silence of the server, `total` the whole request to its last byte, in
+    seconds."""
 
     method: str
     path: str
@@ -34,7 +35,7 @@ class Answer:
     content: bytes
 
     def parsed(self, parse: Callable[[Any], T]) -> T:
-        """The body as `parse` reads it; `ServerError` for one that is no JSON, or JSON of another shape."""
+        """Return the body as `parse` reads it; `ServerError` for a body that is no JSON, or JSON of another shape."""
         try:
             body = json.loads(self.content)
         except ValueError:
@@ -53,7 +54,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class NoAnswer:
-    """The request got none: refused, dropped, timed out. `sent`: the server may have acted on it all the same."""
+    """A request without an answer: refused, dropped, timed out. `sent`: the server may have acted on it anyway."""
 
     problem: str
     sent: bool
@@ -61,7 +62,7 @@ class NoAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """With `jitter`, half to one and a half times as long, so that many clients do not come back at once."""
+    """A pause. With `jitter`, half to one and a half times as long, so that many clients do not retry at once."""
 
     seconds: float
     jitter: bool = False
@@ -69,7 +70,7 @@ class Sleep:
 
 @dataclass(frozen=True, slots=True)
 class Now:
-    """A clock that never goes back."""
+    """The time of a monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ class NextLine:
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """Hand a value to whoever iterates over the flow."""
+    """A value for the caller that iterates over the flow."""
 
     value: Any
 

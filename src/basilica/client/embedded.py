@@ -1,8 +1,8 @@
 """The embedded server: a control plane in the background, one per user and state directory, found or started.
 
-A server leaves a note in its state directory that says where it listens and which process it is. To find it costs no
-request. Nobody is told of a server that is about to stop: it takes the note away first, and whoever finds none waits
-for the old one to be gone before they start another. Runs go on meanwhile, and the next server takes them up.
+A server publishes its address and its process in a note in its state directory, so that finding it costs no request. A
+server that is about to stop removes the note first; a client that finds no note waits for the old process to end before
+it starts another server. Runs go on meanwhile, and the next server adopts them.
 """
 
 import fcntl
@@ -36,12 +36,12 @@ START_LOCK = "start.lock"
 LOG_FILE = "server.log"
 LOG_BYTES = 10 << 20
 START_SECONDS = 60.0
-LOOK_AGAIN_SECONDS = 0.05  # only where the system cannot tell us
+POLL_SECONDS = 0.05  # only where the system has no notification
 SHOWN_LINES = 20
 
 
 class CannotStart(BasilicaError):
-    """No local server can be had on `state_dir`. `said` are the last lines of its log, where it came so far."""
+    """The local server of `state_dir` cannot start. `said` are the last lines of its log, if it has one."""
 
     def __init__(self, state_dir: str, problem: str, said: str = "") -> None:
         super().__init__(state_dir, problem, said)
@@ -65,7 +65,7 @@ class CannotStop(BasilicaError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """A server, as its note tells."""
+    """A server, as its note describes it."""
 
     state_dir: Path
     url: str
@@ -90,7 +90,8 @@ class Running:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedStatus:
-    """`live_runs` is None if the server did not say; `log_file` is None if it was not started by `locate`."""
+    """The state of an embedded server. `live_runs` is None if it did not answer; `log_file` is None if `locate` did
+    not start it."""
 
     url: str
     pid: int
@@ -101,22 +102,22 @@ class EmbeddedStatus:
     live_runs: int | None
 
 
-# ---- what others call --------------------------------------------------------------------------------------------
+# ---- public functions --------------------------------------------------------------------------------------------
 
 
 def locate(state_dir: Path | None = None) -> Endpoint:
-    """The server of the state directory; one is started if none runs. Raises `CannotStart`."""
+    """Return the server of the state directory; start one if none runs. Raises `CannotStart`."""
     directory = _absolute(state_dir)
     return (_find(directory) or _find_or_start(directory)).endpoint
 
 
 def find(state_dir: Path | None = None) -> Running | None:
-    """The server of the state directory, if one runs."""
+    """Return the server of the state directory, if one runs."""
     return _find(_absolute(state_dir))
 
 
 def status(state_dir: Path | None = None) -> EmbeddedStatus | None:
-    """What there is to know about the server of the state directory; None if none runs."""
+    """Return the state of the server of the state directory; None if none runs."""
     running = find(state_dir)
     if running is None:
         return None
@@ -140,14 +141,14 @@ def status(state_dir: Path | None = None) -> EmbeddedStatus | None:
 def shutdown(state_dir: Path | None = None, *, cancel_runs: bool = False, timeout: float = 30.0) -> bool:
     """End the server of the state directory; False if none ran. Raises `CannotStop` if the time is up first.
 
-    Live runs go on, and the next server takes them up; with `cancel_runs` they are cancelled and waited for.
+    Live runs go on, and the next server adopts them; with `cancel_runs` they are cancelled, and their end awaited.
     """
     directory = _absolute(state_dir)
     deadline = time.monotonic() + timeout
     if not directory.is_dir():
         return False
     try:
-        with _only_one(directory):  # one that is being started is waited for
+        with _only_one(directory):  # waits for a server that another process is starting
             running = _find(directory) or _wait_for_owner(directory, deadline)
             if running is None:
                 return False
@@ -189,7 +190,7 @@ def _find(directory: Path) -> Running | None:
 
 
 def _read_note(directory: Path) -> Running | None:
-    """What is no note of ours is none: the server writes it whole or not at all."""
+    """Read the server's note. Any other content counts as no note: the server writes it atomically."""
     try:
         note = json.loads((directory / NOTE_FILE).read_bytes())
         ticks, started, cert = note.get("startTicks"), note.get("startedAt"), note.get("tlsCert")
@@ -207,7 +208,7 @@ def _read_note(directory: Path) -> Running | None:
 
 
 def _is_alive(running: Running) -> bool:
-    """The very process that wrote the note: not a zombie, and not another one with its pid."""
+    """Return whether the process that wrote the note runs: not a zombie, and not another process with its pid."""
     if running.start_ticks is not None:
         return start_of(running.pid) == running.start_ticks
     return running.pid > 0 and _owner(running.state_dir) == running.pid
@@ -215,7 +216,7 @@ def _is_alive(running: Running) -> bool:
 
 @functools.cache
 def _trust(certificate: str, _changed: int) -> ssl.SSLContext:
-    """Of a server with TLS, exactly the certificate that it was started with, whatever its name."""
+    """Return a TLS context that trusts exactly the certificate that the server was started with, whatever its name."""
     context = ssl.create_default_context(cafile=certificate)
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -223,7 +224,7 @@ def _trust(certificate: str, _changed: int) -> ssl.SSLContext:
 
 
 def _owner(directory: Path) -> int | None:
-    """The pid of whoever has the state file in use, 0 if that cannot be told; None if nobody has."""
+    """Return the pid of the process that has the state file in use, 0 if its pid is unknown; None if there is none."""
     try:
         fd = os.open(directory / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -239,12 +240,12 @@ def _owner(directory: Path) -> int | None:
 
 
 class _OutOfTime(Exception):
-    """With what has not happened."""
+    """The time is up; the message names the step that has not happened."""
 
 
 def _wait_for_owner(directory: Path, deadline: float) -> Running | None:
-    """Until nobody has the state file in use: a server that stops takes its note away before it is gone. Or until
-    its owner can be found: one that starts has the file before it leaves a note."""
+    """Wait until no process has the state file in use: a stopping server removes its note before it exits. Or until the
+    owner has a note, and return it: a starting server opens the file before it writes its note."""
     while (pid := _owner(directory)) is not None:
         if (running := _find(directory)) is not None:
             return running
@@ -254,12 +255,12 @@ def _wait_for_owner(directory: Path, deadline: float) -> Running | None:
                 f"process {pid or 'unknown'} has its state in use and cannot be found from here (on another machine, "
                 "in another container?): end it, or set BASILICA_API_URL to its address"
             )
-        _wait_for_end(pid, min(left, LOOK_AGAIN_SECONDS))
+        _wait_for_end(pid, min(left, POLL_SECONDS))
     return None
 
 
 def _wait_for_end(pid: int, seconds: float) -> bool:
-    """True as soon as the process has ended; where that cannot be told, False when the time is up."""
+    """Return True as soon as the process has ended; False when the time is up, also where its end is not observable."""
     try:
         fd = os.pidfd_open(pid)
     except (AttributeError, OSError, OverflowError):
@@ -298,20 +299,20 @@ def _find_or_start(directory: Path) -> Running:
 
 @contextmanager
 def _only_one(directory: Path) -> Iterator[None]:
-    """One process, and one thread of it, at a time."""
+    """Lock the directory for one process, and one thread of it, at a time."""
     fd = os.open(directory / START_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         try:
             yield
         finally:
-            fcntl.flock(fd, fcntl.LOCK_UN)  # not only closed: a child forked meanwhile has the descriptor, too
+            fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough: a child forked meanwhile has the descriptor, too
     finally:
         os.close(fd)
 
 
 def _start(directory: Path, deadline: float) -> Running | None:
-    """Start a server and wait until it serves. None: somebody else was quicker, and theirs is to be looked for."""
+    """Start a server and wait until it serves. None: another process was quicker, and the caller finds its server."""
     if not sys.executable:
         raise CannotStart(str(directory), "this program does not know its Python; run 'basilica local start' first")
     with _open_log(directory) as log:
@@ -327,10 +328,10 @@ def _start(directory: Path, deadline: float) -> Running | None:
             os.close(ours)
         if (running := _find(directory)) is not None:
             return running
-        said = _tail(log.fileno(), begin)
+        lines = _tail(log.fileno(), begin)
     if _owner(directory) is not None:
         return None
-    raise _failed(directory, said)
+    raise _failed(directory, lines)
 
 
 def _spawn(directory: Path, log: int, ready: int) -> subprocess.Popen[bytes]:
@@ -343,15 +344,15 @@ def _spawn(directory: Path, log: int, ready: int) -> subprocess.Popen[bytes]:
         stderr=log,
         cwd="/",
         env=_environment(),
-        start_new_session=True,  # a Ctrl-C at the script's terminal, and its end, are not for the server
+        start_new_session=True,  # a Ctrl-C at the script's terminal, or its hang-up, must not end the server
         pass_fds=[ready],
     )
 
 
 def _environment() -> dict[str, str]:
-    """Ours, without what tells a client or a rank about its own server."""
+    """Return our environment without the variables that point a client or a rank to its own server."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("BASILICA_")}
-    if "PYTHONPATH" in environment:  # it may name directories as seen from here
+    if "PYTHONPATH" in environment:  # its entries may be relative to our working directory
         parts = environment["PYTHONPATH"].split(os.pathsep)
         environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(part) for part in parts)
     return environment
@@ -369,26 +370,26 @@ def _idle_seconds() -> float:
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], pipe: int, deadline: float) -> None:
-    """Until the server says that it serves, or has ended. It says its pid first, once it has left our process."""
-    said = b""
+    """Wait until the server reports that it serves, or has ended. Its first line is its pid, once it is detached."""
+    received = b""
     try:
-        while said.count(b"\n") < 2:
+        while received.count(b"\n") < 2:
             if not _readable(pipe, deadline - time.monotonic()):
                 raise _OutOfTime("it is starting and does not serve yet; its log is server.log in that directory")
             data = os.read(pipe, 4096)
             if not data:
                 break
-            said += data
+            received += data
     finally:
-        if b"\n" not in said:
-            process.kill()  # it has not become a server; if it has ended already, this does nothing
+        if b"\n" not in received:
+            process.kill()  # it has not detached; if it has ended already, this does nothing
         process.wait()
-    if said.count(b"\n") == 1:  # its end of the pipe is closed a moment before it is gone
-        _wait_for_end(int(said), deadline - time.monotonic())
+    if received.count(b"\n") == 1:  # its end of the pipe closes a moment before the process ends
+        _wait_for_end(int(received), deadline - time.monotonic())
 
 
 def _open_log(directory: Path) -> io.FileIO:
-    """To append to; afresh when it has become long."""
+    """Open the log for appending; start it afresh when it has become long."""
     path = directory / LOG_FILE
     with suppress(FileNotFoundError):
         if path.stat().st_size > LOG_BYTES:
@@ -402,12 +403,12 @@ def _tail(log: int, begin: int) -> list[str]:
     return text.decode("utf-8", "replace").splitlines()[-SHOWN_LINES:]
 
 
-def _failed(directory: Path, said: list[str]) -> CannotStart:
-    """Where the server told its reason in a sentence, that is it; else all that it said."""
+def _failed(directory: Path, lines: list[str]) -> CannotStart:
+    """Return the error of a server that ended: the reason that it logged in one sentence, else its last lines."""
     place = f"its log is {directory / LOG_FILE}"
-    if said and said[-1].startswith("basilica: "):
-        return CannotStart(str(directory), f"{said[-1].removeprefix('basilica: ')} ({place})")
-    return CannotStart(str(directory), f"it has ended at once; {place}, and its last lines are", "\n".join(said))
+    if lines and lines[-1].startswith("basilica: "):
+        return CannotStart(str(directory), f"{lines[-1].removeprefix('basilica: ')} ({place})")
+    return CannotStart(str(directory), f"it has ended at once; {place}, and its last lines are", "\n".join(lines))
 
 
 # ---- ending ------------------------------------------------------------------------------------------------------
@@ -419,7 +420,7 @@ def _live_runs(ask: Callable[..., dict[str, Any]]) -> list[str]:
 
 
 def _cancel_runs(running: Running, deadline: float) -> None:
-    """Cancel all, then wait for each: the server is needed until the last rank has used its grace period."""
+    """Cancel all runs, then wait for each: they need the server until the last rank's grace period is over."""
     ask = functools.partial(request, running.endpoint)
     runs = _live_runs(ask)
     for name in runs:
@@ -437,7 +438,7 @@ def _cancel_runs(running: Running, deadline: float) -> None:
 
 
 def _terminate(running: Running, deadline: float) -> None:
-    """SIGTERM to exactly that process, and wait for its end."""
+    """Send SIGTERM to exactly that process, and wait for its end."""
     late = _OutOfTime(f"process {running.pid} has been told to stop and has not ended")
     try:
         fd = os.pidfd_open(running.pid)
@@ -448,10 +449,10 @@ def _terminate(running: Running, deadline: float) -> None:
         while _is_alive(running):
             if time.monotonic() > deadline:
                 raise late from None
-            time.sleep(LOOK_AGAIN_SECONDS)
+            time.sleep(POLL_SECONDS)
         return
     try:
-        if not _is_alive(running):  # looked at again, now that the descriptor holds the pid
+        if not _is_alive(running):  # checked again, now that the descriptor pins the pid
             return
         signal.pidfd_send_signal(fd, signal.SIGTERM)
         if not _readable(fd, deadline - time.monotonic()):

@@ -1,7 +1,8 @@
-"""The operations of the SDK, one generator each: what to ask for, how often, and what the answers mean.
+"""The operations of the SDK, one generator each: their requests, their retries, and the meaning of the answers.
 
-Transient failures (no connection, 429, 502, 503, 504) are asked again within the caller's time, and a read that met an
-internal error of the server a few times. A network blip never ends a run: nothing here deletes what it cannot reach.
+Requests that fail transiently (no connection, 429, 502, 503, 504) are retried within the caller's time, and reads that
+meet an internal error of the server are retried a few times. A network blip never ends a run: no flow deletes a run
+that it cannot reach.
 """
 
 from collections import Counter
@@ -37,13 +38,13 @@ from basilica.core.errors import (
 )
 from basilica.core.world import WorldStatus
 
-PATIENCE = 30.0  # how long a call that has no timeout of its own is asked again
+PATIENCE = 30.0  # how long a call that has no timeout of its own is retried
 FIRST_DELAY = 0.1
 LONGEST_DELAY = 5.0
 LONG_POLL = 30.0  # how long one watch request stays open
-NOTICE = 5.0  # how long a server may be silent before somebody who watches is told
-LAST_LOOK = 2.0  # how long the look at a deadline may take: a wait of 0 s looks once
-READ_TRIES = 3  # how often a read is asked for in a row that meets an internal error of the server
+NOTICE = 5.0  # how long a server may be silent before the watcher is notified
+LAST_POLL = 2.0  # how long the poll at a deadline may take: a wait of 0 s polls once
+READ_TRIES = 3  # how many internal errors of the server in a row a read may meet
 FIRST_POLL = 0.5  # against a server that cannot be watched
 LONGEST_POLL = 5.0
 NEVER = float("inf")
@@ -52,7 +53,7 @@ Check = Callable[[waits.Snapshot], None]
 
 @dataclass(slots=True)
 class Remembered:
-    """What a handle knows: its last answer, and the target that it asked a server without generations for."""
+    """The state of a handle: its last answer, and the target that it requested from a server without generations."""
 
     name: str
     view: RunView | None = None
@@ -60,7 +61,7 @@ class Remembered:
 
     @property
     def path(self) -> str:
-        if self.name in ("", ".", ".."):  # in an address these would mean something else
+        if self.name in ("", ".", ".."):  # in a URL these have another meaning
             raise DeploymentNotFound(self.name)
         return f"/deployments/{quote(self.name, safe='')}"
 
@@ -72,19 +73,19 @@ class Remembered:
         return view.snapshot(self.requested_target)
 
 
-# ---- asking ------------------------------------------------------------------------------------------------------
+# ---- requests ----------------------------------------------------------------------------------------------------
 
 
 def ask(call: Call, *, name: str = "", patience: float | None = None) -> Flow[Answer]:
-    """One request, again while it fails for reasons that pass, within `patience` seconds. Errors are raised by type.
+    """Send a request, and retry it after transient failures within `patience` seconds. Errors are raised by type.
 
-    A caller's patience bounds each request too, so that a silent server cannot make it wait longer.
+    The caller's patience bounds each request too, so that a silent server cannot make it wait longer.
     """
     deadline = (yield Now()) + (PATIENCE if patience is None else patience)
     delay, tries = FIRST_DELAY, 0
     while True:
         if patience is not None:
-            left = max(LAST_LOOK, deadline - (yield Now()))
+            left = max(LAST_POLL, deadline - (yield Now()))
             call = replace(call, timeout=min(call.timeout, left), total=left)
         answer: Answer | NoAnswer = yield call
         if isinstance(answer, Answer) and answer.status < 400:
@@ -99,7 +100,7 @@ def ask(call: Call, *, name: str = "", patience: float | None = None) -> Flow[An
 
 
 def once(call: Call, name: str = "") -> Flow[Answer]:
-    """One request and no second, for as long as its own time."""
+    """Send a request without retries, within its own timeout."""
     answer: Answer | NoAnswer = yield call
     if isinstance(answer, NoAnswer):
         raise NetworkError(answer.problem)
@@ -113,14 +114,14 @@ def _may_pass(answer: Answer | NoAnswer) -> bool:
 
 
 def _internal(error: Exception) -> bool:
-    """An error of the server's own making, which may be gone when it is asked again."""
+    """Return whether the error is internal to the server, and may not repeat."""
     return isinstance(error, ServerError) and error.status >= 500
 
 
 def fetch(run: Remembered, patience: float | None = None) -> Flow[RunView]:
     answer = yield from ask(Call(method="GET", path=run.path), name=run.name, patience=patience)
     view = answer.parsed(parse_run)
-    if view.phase == DAMAGED:  # nobody can tell what it waits for, or how it ended
+    if view.phase == DAMAGED:  # its waits and its end are unknown
         raise Conflict(view.message)
     return run.take(view)
 
@@ -145,7 +146,7 @@ def post(run: Remembered, action: str, body: object = None) -> Flow[RunView]:
 
 
 def create(request: Mapping[str, Any], idempotency_key: str) -> Flow[Remembered]:
-    """Asking again makes no second run: the key tells the server that it is the same request."""
+    """Create a run. A retry creates no second run: the server knows the request by its key."""
     headers = {"Idempotency-Key": idempotency_key}
     call = Call(method="POST", path="/deployments", body=dict(request), headers=headers, timeout=60)
     answer = yield from ask(call, name=str(request.get("instanceName", "")))
@@ -154,7 +155,7 @@ def create(request: Mapping[str, Any], idempotency_key: str) -> Flow[Remembered]
 
 
 def scale(run: Remembered, target: int) -> Flow[WorldStatus]:
-    """Refused after a look at the live status and before anything is changed."""
+    """Change the target. An invalid one is refused by the live status, before anything is changed."""
     view = yield from fetch(run)
     world = view.world
     if view.is_terminal:
@@ -168,7 +169,7 @@ def scale(run: Remembered, target: int) -> Flow[WorldStatus]:
 
 
 def cancel(run: Remembered) -> Flow[RunView]:
-    """The run's end, as soon as the controller has written it down; ranks may still be using their grace period."""
+    """Cancel the run; return its end once the controller has recorded it. Ranks may still be in their grace period."""
     view = yield from post(run, "cancel")
     deadline = (yield Now()) + PATIENCE
     while not view.is_terminal and view.tells_changes and (left := deadline - (yield Now())) > 0:
@@ -177,7 +178,7 @@ def cancel(run: Remembered) -> Flow[RunView]:
 
 
 def leave(run: Remembered, delete_wait: float, *, remove: bool) -> Flow[None]:
-    """The end of a `with` block: cancel the run, or delete it with `remove` and where the server cannot cancel."""
+    """End a `with` block: cancel the run, or delete it with `remove` or where the server cannot cancel."""
     if not remove:
         try:
             yield from cancel(run)
@@ -191,7 +192,7 @@ def leave(run: Remembered, delete_wait: float, *, remove: bool) -> Flow[None]:
 
 
 def delete(run: Remembered, wait: float) -> Flow[None]:
-    """Gone already is fine."""
+    """Delete the run. A run that is gone already is no error."""
     call = Call(method="DELETE", path=run.path, params={"wait": wait}, timeout=wait + 30)
     try:
         yield from ask(call, name=run.name)
@@ -203,9 +204,9 @@ def delete(run: Remembered, wait: float) -> Flow[None]:
 
 
 def wait(run: Remembered, rule: waits.Rule, timeout: float | None, *, at_entry: Check | None = None) -> Flow[RunView]:
-    """The first state that satisfies the rule; looks at least once, and once more at the deadline.
+    """Return the first state that satisfies the rule; poll at least once, and once more at the deadline.
 
-    `at_entry` may refuse the first look.
+    `at_entry` may refuse the first state.
     """
     limit = NEVER if timeout is None else max(0.0, timeout)
     deadline = (yield Now()) + limit
@@ -223,11 +224,11 @@ def wait(run: Remembered, rule: waits.Rule, timeout: float | None, *, at_entry: 
             else:
                 yield Sleep(min(pause, left))
                 pause = min(pause * 1.5, LONGEST_POLL)
-                view = yield from _look_again(run, view, deadline)
+                view = yield from _poll(run, view, deadline)
         if rule is waits.target_world:
             run.requested_target = None
     finally:
-        if view.is_terminal:  # only now: the error of a lost run names the target that was asked for
+        if view.is_terminal:  # only now: the error of a lost run names the requested target
             run.requested_target = None
     return view
 
@@ -246,14 +247,14 @@ def wait_bench(run: Remembered, timeout: float) -> Flow[BenchStatus | None]:
 
 
 def changes(run: Remembered, *, reports: bool = False) -> Flow[None]:
-    """Emits the run as it is, and again whenever it has changed, until nothing of it can change any more.
+    """Emit the run as it is, and again after each change, until it is settled.
 
-    With `reports`, also while ranks report, about once a second. While the server does not answer, emits the `NoAnswer`
+    With `reports`, also while ranks report, about once a second. While the server does not answer, emit the `NoAnswer`
     now and then: the run itself goes on.
     """
     view = yield from fetch(run)
     yield Emit(view)
-    pause, lost, told, internal_errors = FIRST_POLL, False, False, 0
+    pause, lost, notified, internal_errors = FIRST_POLL, False, False, 0
     while not (view.settled or (view.is_terminal and not view.tells_changes)):
         try:
             if view.tells_changes and not lost:
@@ -274,31 +275,31 @@ def changes(run: Remembered, *, reports: bool = False) -> Flow[None]:
             if final and (not _internal(error) or internal_errors >= READ_TRIES):
                 raise
             if lost:
-                told = True
+                notified = True
                 yield Emit(NoAnswer(str(error), sent=False))
             lost = True
             continue
         news = newer.version != view.version if view.tells_changes else newer != view
         news = news or (reports and newer.reported_at != view.reported_at)
-        if news or told:
+        if news or notified:
             view = run.take(newer)
             yield Emit(view)
-        lost, told, internal_errors = False, False, 0
+        lost, notified, internal_errors = False, False, 0
 
 
 def _next_state(run: Remembered, seen: RunView, left: float) -> Flow[RunView]:
-    """The server answers when the run has changed, or when the time is up."""
+    """Long-poll the server, which answers when the run has changed, or when the time is up."""
     hold = min(left, LONG_POLL)
     params = {"since": seen.version, "wait": f"{hold:.3f}"}
     call = Call(method="GET", path=f"{run.path}/watch", params=params, timeout=hold + 15)
     try:
-        answer = yield from ask(call, name=run.name, patience=left + LAST_LOOK)
+        answer = yield from ask(call, name=run.name, patience=left + LAST_POLL)
     except NetworkError:
-        return seen  # the deadline decides what that means
+        return seen  # the caller's deadline decides
     return run.take(answer.parsed(parse_run))
 
 
-def _look_again(run: Remembered, seen: RunView, deadline: float) -> Flow[RunView]:
+def _poll(run: Remembered, seen: RunView, deadline: float) -> Flow[RunView]:
     left = deadline - (yield Now())
     try:
         return (yield from fetch(run, max(0.0, left)))
@@ -335,12 +336,12 @@ def logs(run: Remembered, ranks: Sequence[int] | None, tail: int | None) -> Flow
 
 
 def stream_logs(run: Remembered, ranks: Sequence[int] | None, tail: int | None, *, follow: bool = True) -> Flow[None]:
-    """Emits (rank, line) as they are written, until the run has ended, or without `follow` those that there are.
+    """Emit (rank, line) as they are written, until the run has ended, or without `follow` the lines so far.
 
-    A broken connection goes on where it broke.
+    A broken connection is resumed where it broke.
     """
     cursors: dict[int, str] = {}
-    since: Counter[int] = Counter()  # lines that came after each rank's cursor: they come again after a break
+    since: Counter[int] = Counter()  # lines received after each rank's cursor: the server repeats them after a break
     delay = FIRST_DELAY
     while True:
         again, since = since, Counter()
@@ -375,14 +376,14 @@ def stream_logs(run: Remembered, ranks: Sequence[int] | None, tail: int | None, 
 
 
 def results(run: Remembered, timeout: float | None) -> Flow[dict[int, Any]]:
-    """What the shipped function returned, by rank; the run must have succeeded."""
+    """Return the results of the shipped function by rank; the run must have succeeded."""
     deadline = None if timeout is None else (yield Now()) + timeout
     yield from wait(run, waits.complete, timeout)
     return (yield from results_so_far(run, None if deadline is None else max(0.0, deadline - (yield Now()))))
 
 
 def results_so_far(run: Remembered, patience: float | None = None) -> Flow[dict[int, Any]]:
-    """What ranks have returned, by rank, whatever became of the others."""
+    """Return the results so far by rank, whatever became of the other ranks."""
     call = Call(method="GET", path=f"{run.path}/results")
     answer = yield from ask(call, name=run.name, patience=patience)
     return answer.parsed(_results)
@@ -394,9 +395,9 @@ def _results(body: Any) -> dict[int, Any]:
 
 
 def execute(run: Remembered, command: Sequence[str], rank: int) -> Flow[None]:
-    """Emits what a command beside a rank writes, as (stream, text), and at last its exit code.
+    """Emit the output of a command beside a rank as (stream, text), then its exit code.
 
-    Never asked again: it may have run. Whoever stops reading ends it.
+    The request is never retried: the command may have run. A caller that stops reading ends the command.
     """
     call = Call(method="POST", path=f"{run.path}/exec", body={"rank": rank, "command": list(command)})
     opened: Answer | NoAnswer = yield Lines(call)
@@ -415,5 +416,5 @@ def execute(run: Remembered, command: Sequence[str], rank: int) -> Flow[None]:
 
 
 def _parsed_line(line: str, parse: Callable[[Any], T]) -> T:
-    """One line of a stream of JSON, held to the same rule as a whole answer."""
+    """Parse one line of a stream of JSON by the same rule as a whole answer."""
     return Answer(200, {}, line.encode()).parsed(parse)

@@ -1,4 +1,4 @@
-"""How a handle shows itself in a notebook: a small live table. Nothing that a run says can inject markup."""
+"""The display of a handle in a notebook: a small live table. Text of a run is escaped, and cannot inject markup."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -31,8 +31,8 @@ def table(view: RunView) -> str:
 
 
 def show_live(first: RunView, changes: Iterable[object]) -> threading.Thread:
-    """Display the table and keep it current until the run has ended; a cell that is run again just shows another."""
-    from IPython.display import HTML, display  # noqa: PLC0415 (there in a notebook, and needed nowhere else)
+    """Display the table and keep it current until the run has ended; a cell that runs again displays another table."""
+    from IPython.display import HTML, display  # noqa: PLC0415 (installed where a notebook is, and needed only there)
 
     as_html: Callable[[str], Any] = HTML
     shown: Any = display(as_html(table(first)), display_id=True)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""The options of `deploy_distributed`: their names and types for whoever calls it, and their defaults."""
+"""The options of `deploy_distributed`: their names, types and defaults."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -12,7 +12,7 @@ from basilica.wire.spec import TABLE, Option, keywords
 
 DEPLOY_SECONDS = 600.0
 BENCH_SECONDS = 1500.0
-GPU_COUNT = 1  # of each rank, where none is asked for: what comes here is mostly written for GPUs
+GPU_COUNT = 1  # of each rank, by default: most programs here are written for GPUs
 Source = Callable[..., Any] | str | Path
 WaitForBench = Literal["never", "best_effort", "required"]
 
@@ -71,7 +71,7 @@ class DeployOptions(TypedDict, total=False):
 class Deploy:
     """One call: `run` has the keywords that are options of the run itself, and the rest is the SDK's own."""
 
-    run: Mapping[str, Any] = field(repr=False)  # among them secrets
+    run: Mapping[str, Any] = field(repr=False)  # may contain secrets
     name: str | None = None
     source: Source | None = None
     command: Sequence[str] | str | None = None

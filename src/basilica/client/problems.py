@@ -1,4 +1,4 @@
-"""From an answer to an exception: by the server's error code, else by the status."""
+"""The exception of an error answer: by the server's error code, else by the status."""
 
 import json
 import re
@@ -28,7 +28,7 @@ TRANSIENT = (429, 502, 503, 504)
 
 
 def error_of(answer: Answer, name: str = "") -> BasilicaError:
-    """The exception that an error answer stands for; `name` is the run that was asked about."""
+    """Return the exception for an error answer; `name` is the run of the request."""
     code, message, details = _parts(answer)
     match code:
         case "WorldSizeOutOfBounds" if _has(details, "requested", "min", "max"):
@@ -68,7 +68,7 @@ def _by_status(answer: Answer, name: str, message: str, details: dict[str, Any])
 
 
 class Shown(str):
-    """A value as the server showed it, which is not to be quoted again."""
+    """A value that the server has quoted already, and `repr` must not quote again."""
 
     __slots__ = ()
 
@@ -77,15 +77,16 @@ class Shown(str):
 
 
 def _invalid(field: str, message: str) -> ValidationError:
-    """With the field's name in the SDK. Our server's text is taken apart: the exception puts it together again."""
-    told = re.fullmatch(rf"{re.escape(field)}: (?P<problem>.*) \(got (?P<value>.*)\)", message, re.DOTALL)
-    if told is None:
+    """Return the error with the field's name in the SDK. Our server's text is parsed, since the exception composes it
+    again."""
+    found = re.fullmatch(rf"{re.escape(field)}: (?P<problem>.*) \(got (?P<value>.*)\)", message, re.DOTALL)
+    if found is None:
         return ValidationError(python_name(field), None, message)
-    return ValidationError(python_name(field), Shown(told["value"]), told["problem"])
+    return ValidationError(python_name(field), Shown(found["value"]), found["problem"])
 
 
 def _has(details: dict[str, Any], *names: str) -> bool:
-    """Another server's error may have the same code and none of the facts."""
+    """Return whether all details are there: another server's error may have the same code without them."""
     return all(name in details for name in names)
 
 

@@ -1,4 +1,4 @@
-"""A create request, from the words of the SDK to the wire. Pure: the caller has read environment and files."""
+"""The create request: from the keywords of the SDK to the wire. Pure: the caller has read environment and files."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from basilica.wire.spec import TABLE, Option, from_body, put, python_name, renam
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """What the ranks execute and with what, once the caller's machine has been looked at."""
+    """The program of the ranks and its surroundings, as read from the caller's machine."""
 
     command: Sequence[str] | str
     resize: Literal["join", "restart"]
@@ -28,11 +28,11 @@ def to_wire(
     table: Sequence[Option] = TABLE,
     spec: type[DeploymentSpec] = DeploymentSpec,
 ) -> dict[str, Any]:
-    """The body of a request that would be accepted; `ValidationError` names the keyword that is wrong."""
+    """Return the body of a valid request; `ValidationError` names the invalid keyword."""
     known = _known(name, request, program)
     given: dict[str, Any] = {}
     for option in table:
-        value = known[option.attribute] if option.attribute in known else _told(request.run, option.name)
+        value = known[option.attribute] if option.attribute in known else _keyword(request.run, option.name)
         if value is not None:
             put(given, option.path, _plain(value))
     try:
@@ -45,7 +45,7 @@ def to_wire(
 
 
 def _known(name: str, request: Deploy, program: Program) -> dict[str, Any]:
-    """Attributes of the run that are not taken from the keywords as they stand."""
+    """Return the attributes of the run that are not taken unchanged from the keywords."""
     script = program.command if isinstance(program.command, str) else None
     bench = request.run.get("bench")
     return {
@@ -61,7 +61,7 @@ def _known(name: str, request: Deploy, program: Program) -> dict[str, Any]:
     }
 
 
-def _told(keywords: Mapping[str, Any], name: str) -> Any:
+def _keyword(keywords: Mapping[str, Any], name: str) -> Any:
     first, *rest = name.split(".")
     value = keywords.get(first)
     for part in rest if value is not None else ():
@@ -72,5 +72,5 @@ def _told(keywords: Mapping[str, Any], name: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it: any collection of the caller's is a list."""
+    """Return the value for JSON: any collection becomes a list."""
     return list(value) if isinstance(value, Iterable) and not isinstance(value, str | Mapping) else value

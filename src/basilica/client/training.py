@@ -1,7 +1,7 @@
-"""The handle of a run: what it looks like, what can be done to it, and waiting for it, blocking or not.
+"""The handle of a run: its last state, its operations and its waits, blocking or not.
 
-Properties read the last answer; `refresh()` and the waits ask. Every method has an `_async` twin, and both run the same
-flow.
+Properties read the last answer; `refresh()` and the waits request a new one. Every method has an `_async` twin, and
+both run the same flow.
 """
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -25,7 +25,7 @@ DELETE_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class DistributedMetrics:
-    """A few numbers for a log line; the server's `/metrics` has the rest."""
+    """The main metrics of a run, for a log line; the server's `/metrics` has the rest."""
 
     ready: int
     target: int
@@ -37,8 +37,8 @@ class DistributedMetrics:
 class DistributedTraining:
     """One run. `name` may be its instance name or its own name, which means the newest run of that name.
 
-    As a context manager it cancels a live run on leaving and keeps its record; with `delete_on_exit`, and where the
-    server cannot cancel, it removes it.
+    As a context manager it cancels a live run on exit and keeps its record; with `delete_on_exit`, and where the server
+    cannot cancel, it deletes the run.
 
     >>> training = basilica.DistributedTraining(client, "llama")      # doctest: +SKIP
     >>> training.scale(4)                                             # doctest: +SKIP
@@ -104,7 +104,7 @@ class DistributedTraining:
 
     @property
     def rank_exits(self) -> list[RankExit]:
-        """How each rank ended; empty while the run is not over."""
+        """The exit of each rank; empty while the run is not over."""
         return list(self._view.exits)
 
     @property
@@ -122,12 +122,12 @@ class DistributedTraining:
 
     @property
     def bench_diagnostics(self) -> dict[str, Any] | None:
-        """What the server says of the probe, as it says it; None with the bench off."""
+        """The server's own description of the probe, unchanged; None with the bench off."""
         bench = (self._view.raw.get("distributed") or {}).get("bench")
         return None if not bench or bench.get("mode") == "off" else dict(bench)
 
     def metrics(self) -> DistributedMetrics:
-        """Asks the server anew: what a live run used counts up to the moment of asking."""
+        """Request the metrics anew: the usage of a live run counts up to the request."""
         if not self._view.is_terminal:
             self.refresh()
         return self._metrics()
@@ -155,7 +155,7 @@ class DistributedTraining:
         await self._client._async.run(flows.fetch(self._run))
         return self
 
-    # ---- looking closer ----------------------------------------------------------------------------------------------
+    # ---- details -----------------------------------------------------------------------------------------------------
 
     def why(self) -> str:
         """One sentence: what the run is waiting for, or how it ended."""
@@ -165,7 +165,7 @@ class DistributedTraining:
         return await self._client._async.run(flows.why(self._run))
 
     def events(self, since: int = 0, limit: int | None = None) -> list[Event]:
-        """Newest first. `since`: only what happened after that version of the run."""
+        """Return the events, newest first. `since`: only those after that version of the run."""
         return self._client._blocking.run(flows.events(self._run, since, limit))
 
     async def events_async(self, since: int = 0, limit: int | None = None) -> list[Event]:
@@ -179,7 +179,7 @@ class DistributedTraining:
         points: int | None = None,
         since: float | None = None,
     ) -> list[Series]:
-        """What ranks reported over time. A long series comes as `points` points, with mean, minimum and maximum."""
+        """Return the reports of ranks over time. A long series has `points` points, with mean, minimum and maximum."""
         return self._client._blocking.run(flows.series(self._run, metric, rank, points, since))
 
     async def series_async(
@@ -193,7 +193,7 @@ class DistributedTraining:
         return await self._client._async.run(flows.series(self._run, metric, rank, points, since))
 
     def logs(self, rank: int | None = None, tail: int | None = None, follow: bool = False) -> str:
-        """What ranks wrote. With `follow`, until the run has ended; to see lines as they come, use `stream_logs`."""
+        """Return the output of ranks. With `follow`, up to the run's end; `stream_logs` yields lines as they come."""
         if follow:
             return "".join(_line(rank, *entry) for entry in self.stream_logs(_ranks(rank), tail=tail))
         return self._client._blocking.run(flows.logs(self._run, _ranks(rank), tail))
@@ -206,7 +206,7 @@ class DistributedTraining:
     def stream_logs(
         self, ranks: Sequence[int] | None = None, *, tail: int | None = None, follow: bool = True
     ) -> Iterator[tuple[int, str]]:
-        """(rank, line) as they are written, until the run has ended. A dropped connection goes on where it broke."""
+        """Yield (rank, line) as they are written, until the run has ended. A dropped connection is resumed."""
         return self._client._blocking.iterate(flows.stream_logs(self._run, ranks, tail, follow=follow))
 
     def stream_logs_async(
@@ -215,49 +215,49 @@ class DistributedTraining:
         return self._client._async.iterate(flows.stream_logs(self._run, ranks, tail, follow=follow))
 
     def changes(self, *, reports: bool = False) -> Iterator[RunView | NoAnswer]:
-        """The run as it is, and again whenever it has changed, until nothing of it can change any more.
+        """Yield the run as it is, and again after each change, until it is settled.
 
         With `reports`, also while ranks report, about once a second. A `NoAnswer` in between: the server is silent, and
-        is asked on.
+        the request is retried.
         """
         return self._client._blocking.iterate(flows.changes(self._run, reports=reports))
 
     def changes_async(self, *, reports: bool = False) -> AsyncGenerator[RunView | NoAnswer, None]:
         return self._client._async.iterate(flows.changes(self._run, reports=reports))
 
-    # ---- doing -------------------------------------------------------------------------------------------------------
+    # ---- operations --------------------------------------------------------------------------------------------------
 
     def scale(self, target: int) -> WorldStatus:
-        """Want this many ranks. Returns the world with the requested target; `wait_until_target_world` waits for it."""
+        """Request this many ranks. Returns the world with the new target; `wait_until_target_world` waits for it."""
         return self._client._blocking.run(flows.scale(self._run, target))
 
     async def scale_async(self, target: int) -> WorldStatus:
         return await self._client._async.run(flows.scale(self._run, target))
 
     def cancel(self) -> None:
-        """End the run and keep its record. Cancelling what has ended changes nothing."""
+        """End the run and keep its record. An ended run is not changed."""
         self._client._blocking.run(flows.cancel(self._run))
 
     async def cancel_async(self) -> None:
         await self._client._async.run(flows.cancel(self._run))
 
     def delete(self) -> None:
-        """End the run and remove its record, logs and checkpoints. Deleting what is gone is fine."""
+        """End the run and remove its record, logs and checkpoints. A run that is gone already is no error."""
         self._client._blocking.run(flows.delete(self._run, DELETE_SECONDS))
 
     async def delete_async(self) -> None:
         await self._client._async.run(flows.delete(self._run, DELETE_SECONDS))
 
     def execute(self, command: Sequence[str], rank: int = 0) -> Iterator[tuple[str, str] | int]:
-        """Run a command beside a rank, with its environment and directory: what it writes as ("stdout" or "stderr",
-        text) as it comes, and at last its exit code. To stop reading ends it."""
+        """Run a command beside a rank, with its environment and directory. Yields the output as ("stdout" or "stderr",
+        text), then the exit code. A caller that stops reading ends the command."""
         return self._client._blocking.iterate(flows.execute(self._run, command, rank))
 
     def execute_async(self, command: Sequence[str], rank: int = 0) -> AsyncGenerator[tuple[str, str] | int, None]:
         return self._client._async.iterate(flows.execute(self._run, command, rank))
 
     def rerun(self) -> "DistributedTraining":
-        """The same run once more, as a new one."""
+        """Start a new run with the same spec."""
         again = Remembered(self.name)
         self._client._blocking.run(flows.post(again, "rerun"))
         return DistributedTraining(self._client, again.name, _run=again)
@@ -270,45 +270,45 @@ class DistributedTraining:
     # ---- waiting -----------------------------------------------------------------------------------------------------
 
     def wait_until_min_world(self, timeout: float = 300) -> WorldStatus:
-        """Until at least `min` ranks are up (or the run has succeeded)."""
+        """Wait until at least `min` ranks are up (or the run has succeeded)."""
         return self._client._blocking.run(flows.wait(self._run, waits.min_world, timeout)).world
 
     async def wait_until_min_world_async(self, timeout: float = 300) -> WorldStatus:
         return (await self._client._async.run(flows.wait(self._run, waits.min_world, timeout))).world
 
     def wait_until_target_world(self, timeout: float = 600) -> WorldStatus:
-        """Until the target that was last asked for, by anybody, is up and no rank above it runs."""
+        """Wait until the target that was last requested, by any client, is up and no rank above it runs."""
         return self._client._blocking.run(flows.wait(self._run, waits.target_world, timeout)).world
 
     async def wait_until_target_world_async(self, timeout: float = 600) -> WorldStatus:
         return (await self._client._async.run(flows.wait(self._run, waits.target_world, timeout))).world
 
     def wait_until_complete(self, timeout: float = 1800) -> WorldStatus:
-        """Until the run has succeeded; `UDTerminalState` if it was over already. To just get the outcome, `join()`."""
+        """Wait until the run has succeeded; `UDTerminalState` if it was over already. `join()` accepts that too."""
         return self._client._blocking.run(flows.wait_complete(self._run, timeout)).world
 
     async def wait_until_complete_async(self, timeout: float = 1800) -> WorldStatus:
         return (await self._client._async.run(flows.wait_complete(self._run, timeout))).world
 
     def wait_until_bench_complete(self, timeout: float = 1500) -> BenchStatus | None:
-        """Until the probe has ended; None with the bench off."""
+        """Wait until the probe has ended; None with the bench off."""
         return self._client._blocking.run(flows.wait_bench(self._run, timeout))
 
     async def wait_until_bench_complete_async(self, timeout: float = 1500) -> BenchStatus | None:
         return await self._client._async.run(flows.wait_bench(self._run, timeout))
 
     def join(self, timeout: float | None = None) -> WorldStatus:
-        """The final world of a run that succeeds or has succeeded; otherwise the exception says how it was lost."""
+        """Return the final world of a run that succeeds or has succeeded; else raise an exception with its end."""
         return self._client._blocking.run(flows.wait(self._run, waits.complete, timeout)).world
 
     async def join_async(self, timeout: float | None = None) -> WorldStatus:
         return (await self._client._async.run(flows.wait(self._run, waits.complete, timeout))).world
 
     def results(self, timeout: float | None = None) -> dict[int, Any]:
-        """What the shipped function returned, by rank, once the run has succeeded.
+        """Return the results of the shipped function by rank, once the run has succeeded.
 
-        In the place of a result that cannot be given (half-written, or too large) stands a `DistributedError`, which
-        says why; the others are there.
+        The place of an unusable result (half-written, or too large) has a `DistributedError` with the reason; the
+        others are there.
         """
         return self._client._blocking.run(flows.results(self._run, timeout))
 
@@ -334,7 +334,7 @@ class DistributedTraining:
         await self._client._async.run(flows.leave(self._run, DELETE_SECONDS, remove=self.delete_on_exit))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy, here or in another process, remembers what was asked for, and fetches what it looks like."""
+        """Pickle the requested target: a copy, here or in another process, fetches the state itself."""
         return _handle, (self._client, self.name, self.delete_on_exit, self._run.requested_target)
 
     def __repr__(self) -> str:
@@ -344,11 +344,11 @@ class DistributedTraining:
         return f"<DistributedTraining {view.instance} {view.phase} {view.world.ready}/{view.world.target}>"
 
     def _repr_html_(self) -> str:
-        """How it looks where it cannot be kept current."""
+        """Return the static table, for notebooks that cannot keep it current."""
         return table(self.refresh()._view)
 
     def _ipython_display_(self) -> None:
-        """How a notebook shows it: live, by connections of its own, until the run has ended."""
+        """Display the live table, by connections of its own, until the run has ended."""
         name = self.refresh().name
 
         def changes() -> Iterator[RunView | NoAnswer]:

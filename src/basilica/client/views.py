@@ -1,4 +1,4 @@
-"""A run as clients see it: the answers of a server, ours or another, parsed once."""
+"""Views of runs: the answers of a server, ours or another, parsed once."""
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
@@ -8,14 +8,14 @@ from typing import Any
 from basilica.core.seen import BenchPoint
 from basilica.core.waits import Snapshot
 from basilica.core.world import WorldStatus, last_line
-from basilica.wire.views import moment, read, told_as
+from basilica.wire.views import moment, read, wire_field
 
 _TERMINAL = ("succeeded", "failed", "cancelled")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
-    """The last that a rank reported. `step_seconds` is its usual step time, once that is known."""
+    """The last report of a rank. `step_seconds` is its usual step time, once that is known."""
 
     at: datetime | None
     step: int | None = None
@@ -25,13 +25,13 @@ class RankReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stalled:
-    """A rank has reported nothing since then, though it usually reports that often.
+    """A stall: the rank has not reported since then, though its usual step is much shorter.
 
-    `where` is the innermost frame of its main thread, `stack` has all threads; empty where nobody could tell.
+    `where` is the innermost frame of its main thread, `stack` has all threads; empty where they could not be read.
     """
 
     since: datetime | None
-    usual_step_seconds: float = field(metadata=told_as(unless_told=0.0))
+    usual_step_seconds: float = field(metadata=wire_field(absent=0.0))
     where: str = ""
     stack: str = ""
 
@@ -50,10 +50,10 @@ class SeriesPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """One number of one rank over time. `worker` tells its processes apart, where a launcher started several."""
+    """One metric of one rank over time. `worker` distinguishes its processes, where a launcher started several."""
 
     rank: int
-    worker: int = field(metadata=told_as(unless_told=0))
+    worker: int = field(metadata=wire_field(absent=0))
     metric: str
     points: tuple[SeriesPoint, ...]
 
@@ -63,10 +63,10 @@ class RankStatus:
     """One rank as last observed."""
 
     rank: int
-    pod_name: str = field(metadata=told_as(unless_told=""))
-    phase: str = field(metadata=told_as(unless_told="Unknown"))
-    restarts: int = field(metadata=told_as(unless_told=0))
-    node: str | None = field(default=None, metadata=told_as("nodeName"))
+    pod_name: str = field(metadata=wire_field(absent=""))
+    phase: str = field(metadata=wire_field(absent="Unknown"))
+    restarts: int = field(metadata=wire_field(absent=0))
+    node: str | None = field(default=None, metadata=wire_field("nodeName"))
     provider: str | None = None
     region: str | None = None
     state: str = ""
@@ -77,11 +77,11 @@ class RankStatus:
 
 @dataclass(frozen=True, slots=True)
 class RankExit:
-    """How a rank ended. `exit_code` -1 with reason `Unknown`: nobody knows."""
+    """The exit of a rank. `exit_code` -1 with reason `Unknown`: it could not be observed."""
 
     rank: int
     exit_code: int
-    termination_reason: str = field(metadata=told_as(unless_told="Unknown"))
+    termination_reason: str = field(metadata=wire_field(absent="Unknown"))
     restart_count: int = 0
     _: KW_ONLY
     signal: str | None = None
@@ -94,13 +94,13 @@ class RankExit:
 
     @property
     def error(self) -> str:
-        """The Python exception that it failed with, in a line; empty where there was none."""
+        """The Python exception of the failure, in a line; empty where there was none."""
         return last_line(self.traceback)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Culprit:
-    """The rank that failed first, and why we think so."""
+    """The rank that failed first, with the evidence for it."""
 
     rank: int
     exit_code: int
@@ -113,15 +113,15 @@ class Culprit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchResult:
-    """GB/s of 10^9 bytes, and microseconds; None where it could not be measured.
+    """The figures of the probe in GB/s of 10^9 bytes, and microseconds; None where it could not be measured.
 
-    The bandwidths are those of the largest size swept; `sweep` has every size. `method` says what was measured with:
-    `nccl`, `gloo`, or `tcp`, which moves the bytes of an all-reduce and adds nothing up.
+    The bandwidths are those of the largest size swept; `sweep` has every size. `method` is the transport of the
+    measurement: `nccl`, `gloo`, or `tcp`, which moves the bytes of an all-reduce and adds nothing up.
     """
 
-    measured_at: datetime = field(metadata=told_as(unless_told=datetime.fromtimestamp(0, UTC)))
-    probe_node_a: str = field(metadata=told_as(unless_told=""))
-    probe_node_b: str = field(metadata=told_as(unless_told=""))
+    measured_at: datetime = field(metadata=wire_field(absent=datetime.fromtimestamp(0, UTC)))
+    probe_node_a: str = field(metadata=wire_field(absent=""))
+    probe_node_b: str = field(metadata=wire_field(absent=""))
     busbw_gbps_p10: float | None = None
     busbw_gbps_p50: float | None = None
     busbw_gbps_p90: float | None = None
@@ -136,7 +136,7 @@ class BenchResult:
 class BenchStatus:
     """The probe's own lifecycle: Pending, Running, and then Succeeded, Failed, TimedOut or Skipped."""
 
-    phase: str = field(metadata=told_as(unless_told="Pending"))
+    phase: str = field(metadata=wire_field(absent="Pending"))
     message: str = ""
     started_at: datetime | None = None
     completed_at: datetime | None = None
@@ -146,12 +146,12 @@ class BenchStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    kind: str = field(metadata=told_as("type", unless_told="Normal"))
-    reason: str = field(metadata=told_as(unless_told=""))
-    message: str = field(metadata=told_as(unless_told=""))
-    count: int = field(metadata=told_as(unless_told=1))
-    first_at: datetime | None = field(metadata=told_as("first_timestamp"))
-    last_at: datetime | None = field(metadata=told_as("last_timestamp"))
+    kind: str = field(metadata=wire_field("type", absent="Normal"))
+    reason: str = field(metadata=wire_field(absent=""))
+    message: str = field(metadata=wire_field(absent=""))
+    count: int = field(metadata=wire_field(absent=1))
+    first_at: datetime | None = field(metadata=wire_field("first_timestamp"))
+    last_at: datetime | None = field(metadata=wire_field("last_timestamp"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,16 +182,16 @@ class RunView:
 
     @property
     def reported_at(self) -> datetime | None:
-        """When a rank last reported."""
+        """The time of the newest report of any rank."""
         return max((r.report.at for r in self.ranks if r.report is not None and r.report.at is not None), default=None)
 
     @property
     def tells_changes(self) -> bool:
-        """The server has generations, and with them the watch; another one has to be polled."""
+        """Whether the server has generations, and with them the watch; another server has to be polled."""
         return self.generation > 0
 
     def snapshot(self, requested_target: int | None) -> Snapshot:
-        """What the waits look at."""
+        """Return the facts that the waits decide on."""
         running = [r for r in self.ranks if r.rank >= self.world.target and r.phase == "Running"]
         return Snapshot(
             name=self.name,
@@ -207,7 +207,7 @@ class RunView:
 
 
 def parse_run(body: Mapping[str, Any]) -> RunView:
-    """A DeploymentResponse; what a server does not tell has its neutral value."""
+    """Parse a DeploymentResponse; a field that the server does not send has its neutral value."""
     gang = body.get("distributed") or {}
     return RunView(
         instance=_name(body),
@@ -231,7 +231,7 @@ def parse_run(body: Mapping[str, Any]) -> RunView:
 
 
 def parse_summary(body: Mapping[str, Any]) -> RunView:
-    """One row of a listing."""
+    """Parse one row of a listing."""
     return RunView(
         instance=_name(body),
         name=body.get("friendlyName") or _name(body),
@@ -264,7 +264,7 @@ def _name(body: Mapping[str, Any]) -> str:
 
 
 def _count(body: Mapping[str, Any], key: str, default: int | None = 0) -> int:
-    """A whole number, which waits compare; anything else in its place is an answer of another shape."""
+    """Return a whole number, which waits compare; any other value makes it an answer of another shape."""
     value = body.get(key, default)
     if not isinstance(value, int):
         raise TypeError(f"{key} is {value!r}, not a whole number")

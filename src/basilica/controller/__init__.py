@@ -1,1 +1,1 @@
-"""The controller: one turn, the loop of all turns, and what users can ask of it."""
+"""The controller: one turn, the loop of all turns, and the control plane that carries out users' requests."""

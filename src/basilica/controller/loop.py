@@ -23,7 +23,7 @@ LONGEST_BACK_OFF = 30.0
 
 
 class Controller:
-    """Keeps every live run turning. `start` adopts what an earlier control plane left; `close` lets ranks go on."""
+    """Gives every live run its turns. `start` adopts the runs of an earlier control plane; `close` lets ranks go on."""
 
     def __init__(self, store: Store, runtime: Runtime, clock: Clock) -> None:
         self._store, self._runtime, self._clock = store, runtime, clock
@@ -43,13 +43,13 @@ class Controller:
 
     async def start(self) -> None:
         await self._runtime.start(self.wake)
-        self._feed = asyncio.create_task(self._listen(), name="controller-feed")
+        self._feed = asyncio.create_task(self._watch_store(), name="controller-feed")
         for instance in await self._store.live():
             self.wake(instance)
 
     async def close(self, patience: float | None = None) -> None:
-        """Finish the turns that are under way, begin no other. After `patience` seconds those end where they are, as
-        in a crash."""
+        """Finish the turns that are under way and begin no other. After `patience` seconds the unfinished turns are
+        cancelled where they are, as in a crash."""
         self._closed = True
         for timer in self._timers.values():
             timer.cancel()
@@ -65,7 +65,7 @@ class Controller:
         await self._runtime.close()
 
     def wake(self, instance: str) -> None:
-        """Turn this run soon. Any number of calls before its turn begins make one turn."""
+        """Enqueue a turn of this run. Any number of calls before the turn begins make one turn."""
         if instance in self._queued or self._closed:
             return
         self._queued.add(instance)
@@ -74,7 +74,7 @@ class Controller:
             self._spawn()
 
     def rearm(self) -> None:
-        """Turn every run that waits for a moment: the timers of the event loop do not count suspended time."""
+        """Enqueue a turn of every run that has a timer: the event loop's timers do not count suspended time."""
         for instance in tuple(self._timers):
             self.wake(instance)
 
@@ -84,7 +84,7 @@ class Controller:
 
     @property
     def busy(self) -> bool:
-        """True while a run is live, or has yet to be looked at."""
+        """True while a run is live, or waits for a turn."""
         return bool(self._queued or self._turning or self._back_off) or any(
             not deployment.status.settled for deployment in self._live.values()
         )
@@ -92,8 +92,8 @@ class Controller:
     def live(self) -> list[Deployment]:
         return list(self._live.values())
 
-    async def _listen(self) -> None:
-        """Wake on every change that was not our own."""
+    async def _watch_store(self) -> None:
+        """Wake each run whose record somebody other than this controller has changed."""
         async for instance in self._store.changes():
             try:
                 version = (await self._store.get(instance)).version
@@ -102,7 +102,7 @@ class Controller:
                 continue
             except DeploymentDamaged:
                 version = -1
-            except Exception:  # whatever it was, the feed must go on
+            except Exception:  # no fault of one run may end the feed
                 log.warning("%s changed and cannot be read; turning it anyway", instance, exc_info=True)
                 version = -1
             ours = self._live.get(instance)
@@ -111,15 +111,15 @@ class Controller:
 
     def _spawn(self) -> None:
         if self._due and len(self._tasks) < TURNS_AT_ONCE and not self._closed:
-            task = asyncio.create_task(self._work())
+            task = asyncio.create_task(self._worker())
             self._tasks.add(task)
-            task.add_done_callback(self._worked)
+            task.add_done_callback(self._on_worker_done)
 
-    def _worked(self, task: asyncio.Task[None]) -> None:
+    def _on_worker_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self._spawn()  # a run that was woken when all workers were just ending
+        self._spawn()  # for a run that was woken while the last worker was ending
 
-    async def _work(self) -> None:
+    async def _worker(self) -> None:
         while self._due and not self._closed:
             instance = self._due.popleft()
             self._queued.discard(instance)
@@ -142,7 +142,7 @@ class Controller:
         except StaleVersion:
             self.wake(instance)
         except DeploymentDamaged as error:
-            self._leave_alone(instance, error)
+            self._set_aside(instance, error)
         except Exception as error:  # noqa: BLE001 (a fault in one run must not end the controller of all)
             self._retry(instance, error)
             await self._record_failure(instance, error, self._failing_since.setdefault(instance, began))
@@ -157,8 +157,8 @@ class Controller:
             if wake_at is not None:
                 self._wake_at(instance, wake_at - self._clock.now())
 
-    def _leave_alone(self, instance: str, error: DeploymentDamaged) -> None:
-        """Nothing to try again: it is turned when somebody has changed it."""
+    def _set_aside(self, instance: str, error: DeploymentDamaged) -> None:
+        """Give a damaged run no more turns until its record changes: a retry would read the same damage."""
         known = instance in self._damaged
         self._forget(instance)
         self._damaged.add(instance)
@@ -174,23 +174,24 @@ class Controller:
         self._wake_at(instance, delay)
 
     async def _record_failure(self, instance: str, error: Exception, since: float) -> None:
-        """Have the run's status say that its turns fail, once for each failure. Where that fails too, the next does."""
+        """Record in the run's status that its turns fail, once for each failure. If the record cannot be saved either,
+        the next failed turn tries again."""
         try:
             deployment, now = await self._store.get(instance), self._clock.now()
             found = record_failure(deployment.status, since, describe_problem(error), now)
             if found is not None:
                 status, events = found
                 self._live[instance] = await self._store.save_status(deployment, status, events, now=now)
-        except Exception as problem:  # noqa: BLE001 (the turn has failed, and is retried whatever becomes of this)
-            log.debug("%s: that its turns fail cannot be recorded: %s", instance, problem)
+        except Exception as problem:  # noqa: BLE001 (the failed turn is retried, recorded or not)
+            log.debug("%s: the failure of its turn cannot be recorded: %s", instance, problem)
 
     def _wake_at(self, instance: str, delay: float) -> None:
         self._cancel_timer(instance)
         if not self._closed:
             loop = asyncio.get_running_loop()
-            self._timers[instance] = loop.call_later(max(0.0, delay), self._ring, instance)
+            self._timers[instance] = loop.call_later(max(0.0, delay), self._fire_timer, instance)
 
-    def _ring(self, instance: str) -> None:
+    def _fire_timer(self, instance: str) -> None:
         self._timers.pop(instance, None)
         self.wake(instance)
 

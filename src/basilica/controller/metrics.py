@@ -1,4 +1,4 @@
-"""The controller's figures for Prometheus. Aggregates only: no names of users or runs."""
+"""The controller's metrics for Prometheus: aggregates only, without names of users or runs."""
 
 from collections import Counter as Tally
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from basilica.controller.loop import Controller
 
 
 class ControllerCollector:
-    """Counts when it is asked, so that it costs nothing in between."""
+    """Counts at each scrape, and costs nothing in between."""
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller

@@ -1,4 +1,5 @@
-"""What users can do to runs, apart from how they ask for it: the API's routes are a thin shell around this."""
+"""The control plane: every operation of users on runs, without the transport. The API's routes are thin shells
+around it."""
 
 import asyncio
 import secrets
@@ -32,8 +33,10 @@ DEFAULT_LIMITS = Limits(deployments=10_000, ranks=4096)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """`retention_seconds`: how long ended runs are kept; None keeps them until they are deleted or pruned.
-    `idle_exit_seconds`: how long the server stays when no run is live and nobody asks; None stays for ever."""
+    """Limits and lifetimes.
+
+    `retention_seconds`: how long ended runs are kept; None keeps them until they are deleted or pruned.
+    `idle_exit_seconds`: how long the server stays up without a live run or a request; None means for ever."""
 
     limits: Limits = DEFAULT_LIMITS
     retention_seconds: float | None = None
@@ -41,10 +44,10 @@ class Settings:
 
 
 class ControlPlane:
-    """Every method takes the asking user; what belongs to somebody else does not exist.
+    """Operations on runs. Every method takes the requesting user; runs of other users do not exist for it.
 
-    `unattended` tells why nobody acts on what is asked here, or sees it, if that is a cause for concern; `troubles`,
-    what is damaged, lost or full.
+    `unattended` returns why no controller acts on requests or observes runs, if that is a cause for concern;
+    `troubles` returns the damaged, lost or full parts of the server.
     """
 
     def __init__(  # noqa: PLR0917 (the parts that it is made of)
@@ -61,15 +64,15 @@ class ControlPlane:
         self.retention = Retention(store, runtime, clock, settings.retention_seconds)
 
     async def troubles(self) -> list[Trouble]:
-        """What is wrong with the server as a whole; asking may touch the disk."""
+        """Return the faults of the server as a whole. The checks may touch the disk: they run in a thread."""
         return await asyncio.to_thread(self._troubles)
 
     def now(self) -> float:
-        """The moment as people know it: by the wall clock as it is set now."""
+        """Return the current time by the wall clock as it is set now."""
         return self.clock.now() + self.clock.shift()
 
     def shown(self, value: T) -> T:
-        """A run, an event or an account with its moments as people know them."""
+        """Return a run, an event or an account with its timestamps by the wall clock as it is set now."""
         return shifted(value, self.clock.shift())
 
     async def create(self, user: str, spec: DeploymentSpec, idempotency_key: str | None) -> Deployment:
@@ -93,7 +96,7 @@ class ControlPlane:
         return await self.store.create(deployment, events, idempotency_key=idempotency_key, limits=self.settings.limits)
 
     async def rerun(self, user: str, name: str, idempotency_key: str | None) -> Deployment:
-        """A new run like that one, of the size that was last asked for."""
+        """Create a new run with the spec of that one, and with the world size that was last requested."""
         found = await self.get(user, name)
         again = replace(found.spec, wanted=Wanted.RUN, generation=1, gang=0)
         return await self.create(user, again, idempotency_key)
@@ -125,7 +128,7 @@ class ControlPlane:
         return await self.store.change_spec(found.instance, change, [event], limits=self.settings.limits)
 
     async def restart(self, user: str, name: str) -> Deployment:
-        """A fresh start of all ranks."""
+        """Start all ranks of the run afresh."""
 
         def change(deployment: Deployment) -> DeploymentSpec:
             spec, status = deployment.spec, deployment.status
@@ -140,7 +143,7 @@ class ControlPlane:
         return await self.store.change_spec(found.instance, change, [event])
 
     async def cancel(self, user: str, name: str) -> Deployment:
-        """Cancelling what has ended changes nothing."""
+        """End the run and keep its record. An ended run is not changed."""
 
         def change(deployment: Deployment) -> DeploymentSpec:
             if deployment.status.phase.terminal:
@@ -151,7 +154,7 @@ class ControlPlane:
         return await self.store.change_spec(found.instance, change)
 
     async def delete(self, user: str, name: str) -> Deployment:
-        """End the run; its record is removed when nothing of it runs any more, readable or not."""
+        """End the run; its record, readable or not, is removed when none of its processes runs any more."""
         try:
             found = await self.get(user, name)
         except DeploymentDamaged as error:
@@ -164,20 +167,21 @@ class ControlPlane:
         return await self.retention.prune(older_than, lambda d: d.namespace == namespace)
 
     async def usage(self, user: str, limit: int, offset: int) -> list[UsageRow]:
-        """By run, newest first; what a live one used is counted up to now."""
+        """Return the usage by run, newest first; the usage of a live run is counted up to now."""
         rows = await self.store.usage(user, limit=limit, offset=offset)
         return [row if row.ended_at is not None else await self._counted(row) for row in rows]
 
     async def _counted(self, row: UsageRow) -> UsageRow:
         try:
             status = (await self.store.get(row.instance)).status
-        except BasilicaError:  # deleted meanwhile, or not to be read: then as it was last written down
+        except BasilicaError:  # deleted meanwhile, or unreadable: the row as it was last recorded
             return row
         used = metering.total(status, self.counted_until())
         return replace(row, rank_seconds=used.rank_seconds, gpu_seconds=used.gpu_seconds)
 
     def counted_until(self) -> float | None:
-        """The moment up to which what runs is counted; None while nobody attends to runs: then nobody knows."""
+        """Return the time up to which live runs are metered; None while no controller observes them: their state is
+        then unknown."""
         return self.clock.now() if self.unattended() is None else None
 
     async def run(self, user: str, name: str) -> Run:

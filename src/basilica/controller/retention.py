@@ -1,4 +1,4 @@
-"""Retention: removing the runs and archives that are too old, once at the start and then every hour."""
+"""Retention: the removal of old runs and archives, once at the start and then every hour."""
 
 import asyncio
 import logging
@@ -16,11 +16,12 @@ PERIOD_SECONDS = 3600.0
 ARCHIVE_SECONDS = 86400.0  # how long an archive is kept that no run uses
 
 Work = Callable[[], Awaitable[list[str]]]
-"""Removes what is too old, and returns the names of it."""
+"""Removes the things that are too old, and returns their names."""
 
 
 class Retention:
-    """`run_seconds`: how long ended runs are kept; None keeps them until somebody deletes or prunes them."""
+    """The hourly removals. `run_seconds`: how long ended runs are kept; None keeps them until they are deleted or
+    pruned."""
 
     def __init__(self, store: Store, runtime: Runtime, clock: Clock, run_seconds: float | None) -> None:
         self._store, self._runtime, self._clock, self._run_seconds = store, runtime, clock, run_seconds
@@ -42,7 +43,7 @@ class Retention:
             found = await self._store.listed()
             for run in found:
                 if isinstance(run, DamagedRun):
-                    raise DeploymentDamaged(run)  # nobody knows which archive it needs: then all of them stay
+                    raise DeploymentDamaged(run)  # the archive that it needs is unknown: all archives are kept
             return {(d.user, d.spec.archive) for d in found if isinstance(d, Deployment) and d.spec.archive is not None}
 
         return await self._runtime.forget_archives(in_use, self._clock.now() - ARCHIVE_SECONDS)
@@ -55,13 +56,13 @@ class Retention:
                 if chosen(await self._store.get(instance)):
                     await self._store.change_spec(instance, lambda d: d.spec.ended_by(Wanted.DELETE))
                     names.append(instance)
-            except (DeploymentNotFound, DeploymentDamaged):  # a run that cannot be read is for people to remove
+            except (DeploymentNotFound, DeploymentDamaged):  # people, not the retention, remove an unreadable run
                 continue
         return names
 
 
 async def repeat_hourly(works: Sequence[Work]) -> None:
-    """Do all works now and every hour. A work that fails does not keep the others from theirs."""
+    """Run all works now and then every hour. The failure of one work does not prevent the others."""
     while True:
         for work in works:
             try:

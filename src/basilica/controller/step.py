@@ -1,4 +1,4 @@
-"""One turn for one run: load, observe, decide, save, act. It does and never decides."""
+"""One turn of one run: load, observe, decide, save, act. The decision itself is `core.reconcile`."""
 
 from typing import assert_never
 
@@ -23,11 +23,11 @@ def run_of(deployment: Deployment) -> Run:
 
 
 async def step(instance: str, store: Store, runtime: Runtime, clock: Clock) -> tuple[Deployment, float | None]:
-    """Turn once; the saved run and when to look again.
+    """Run one turn; return the saved run and the time of its next turn.
 
-    The status is saved before anything is done: a crash in between repeats actions, which are idempotent, and never
-    loses or doubles one. After `StaleVersion` the run is to be turned again. That earlier turns failed is forgotten
-    only when the actions of this one have not.
+    The status is saved before any action: a crash in between repeats actions, which are idempotent, and never loses
+    or doubles one. After `StaleVersion` the caller runs another turn. The record of earlier failed turns is cleared
+    only when the actions of this turn have succeeded.
     """
     deployment = await store.get(instance)
     run = run_of(deployment)
@@ -66,9 +66,9 @@ async def _apply(plan: Plan, run: Run, store: Store, runtime: Runtime) -> None:
             case _:
                 assert_never(action)
     try:
-        if announce is not None:  # before the surplus is told to go: the others then expect it
+        if announce is not None:  # before the surplus ranks are stopped, so that the others expect their exit
             await runtime.announce(run, announce.announcement)
-    finally:  # whatever became of that, what must end ends
+    finally:  # a failed announcement must not keep ranks alive that are to stop
         if stops:
             await runtime.stop(run, stops)
     if launches:

@@ -1,4 +1,4 @@
-"""What the controller may do to the world: a closed union of values, and the Plan that carries them."""
+"""The actions of the controller: a closed union of values, and the Plan that carries them."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,4 +1,4 @@
-"""What stands for a rank's own values in a command line that no shell reads. Pure."""
+"""The placeholders of a rank's own values in a command line that no shell reads. Pure."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -12,7 +12,7 @@ _VARIABLE = re.compile(
 
 
 def expanded(argv: Sequence[str], environment: Mapping[str, str], hidden: Collection[str] = ()) -> list[str]:
-    """The command line with the rank's own values in it.
+    """Return the command line with the rank's own values in it.
 
     A name without a value stays as it is, and so does one of the `hidden`: others can see command lines.
     """

@@ -1,4 +1,4 @@
-"""Facts about what was damaged or lost, as plain values: stores and runtimes find them, people read them."""
+"""Facts of damage and loss, as plain values: stores and runtimes find them, people read them."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,8 @@ DAMAGED = "damaged"  # shown as the phase of a run whose record cannot be read; 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DamagedRun:
-    """A run whose stored record cannot be read. Only what stands beside the record is known; `problem` names what is
-    wrong with it, never what is in it."""
+    """A run whose stored record cannot be read. Only the fields beside the record are known; `problem` names the fault
+    of the record, never its content."""
 
     instance: str
     user: str

@@ -1,4 +1,4 @@
-"""One run as a store holds it: what is wanted beside what was observed."""
+"""One run as a store has it: the spec that is wanted beside the status that was observed."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """`version` grows with every change of any run in the store, so it orders them all."""
+    """One run. `version` grows with every change of any run in the store, so it orders all changes."""
 
     instance: str
     user: str

@@ -1,4 +1,4 @@
-"""How the end of a process is named: its exit code, its signal, its reason. Pure.
+"""The names of a process's end: its exit code, its signal, its reason. Pure.
 
 Every runtime and executor, the agent in a pod and the supervisor of a local rank call these functions. The supervisor
 executes this file without the package around it, so it imports nothing of ours and nothing that costs time.
@@ -31,7 +31,7 @@ def signal_name(number: int) -> str:
 
 
 def is_signal(reason: str) -> bool:
-    """Whether the reason of an end is the name of a signal."""
+    """Return whether the reason of an end is the name of a signal."""
     return reason.startswith(("SIG", "signal "))
 
 
@@ -64,7 +64,7 @@ def reason_of(
     stopped: bool = False,
     start_error: "str | None" = None,
 ) -> str:
-    """Why an attempt ended, by evidence only.
+    """Return the reason of an attempt's end, by evidence only.
 
     A memory kill counts if it ended the rank: by SIGKILL, or as the 137 with which a shell passes on that of its child.
     A rank that handled the kill of a child and exits with a code of its own has failed by itself.

@@ -1,4 +1,4 @@
-"""Events: what happened to a run, in words for people, with reasons that are a promise."""
+"""Events of a run, in words for people, with reasons that are a stable contract."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -33,7 +33,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """`kind` is Normal or Warning. Equal (reason, message) are folded by the store, so a message holds no times."""
+    """One event. `kind` is Normal or Warning. The store folds equal (reason, message), so a message has no times."""
 
     reason: str
     message: str

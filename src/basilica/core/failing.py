@@ -1,4 +1,4 @@
-"""A run whose turns fail: when and how that is recorded in its status, so that whoever asks is told. Pure.
+"""The record of failing turns in a run's status, so that its users see the failure. Pure.
 
 A turn fails as a whole (the runtime cannot be asked) or after its status was saved (an action is refused). So
 `reconcile` cannot tell whether a failure is over: the record is removed after the actions of a turn were applied, and
@@ -27,7 +27,7 @@ def describe_problem(error: Exception) -> str:
 def record_failure(
     status: DeploymentStatus, since: float, problem: str, now: float
 ) -> tuple[DeploymentStatus, tuple[Event, ...]] | None:
-    """The status with the failure in it, and the event that tells of it; None if nothing is to be written.
+    """Return the status with the failure in it, and its event; None if nothing is to be written.
 
     `since`: when the first of the turns began that have failed without one in between that did not.
     """
@@ -43,5 +43,5 @@ def record_failure(
 
 
 def without_failure(status: DeploymentStatus) -> DeploymentStatus:
-    """The status after a turn that did not fail."""
+    """Return the status after a turn that did not fail."""
     return status if status.failing is None else replace(status, failing=None)

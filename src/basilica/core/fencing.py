@@ -16,7 +16,7 @@ BEATS_PER_SECOND = 200.0  # of all ranks of a run together, so that a large worl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FenceTimes:
-    """Seconds.
+    """The times of the fence, in seconds.
 
     `rendezvous_back`: how long a rendezvous may be away that is lost with its node (50 s until Kubernetes gives the
     node up, 5 s of toleration, 10 s to be placed and to start). `fence_after`: without an answer for so long an agent
@@ -37,7 +37,7 @@ class FenceTimes:
 
     @property
     def lost_after(self) -> float:
-        """How long the rendezvous has heard nothing of an agent before its rank may be replaced."""
+        """The silence of an agent, at the rendezvous, after which its rank may be replaced."""
         return self.fence_after + self.fence_grace + self.margin
 
     def heartbeat_every(self, world: int) -> float:
@@ -74,7 +74,7 @@ class Fence:
 
     @classmethod
     def of(cls, text: str) -> "Fence | None":
-        """From what `FenceTimes.for_agents` wrote; None for anything else: without times there is no fence."""
+        """Parse the text of `FenceTimes.for_agents`; None for any other: without times there is no fence."""
         try:
             heartbeat, fence_after, grace = map(float, text.split())
         except ValueError:
@@ -93,7 +93,7 @@ class Fence:
         return None if self.word_at is None else max(0.0, now - self.word_at)
 
     def ends_at(self) -> float | None:
-        """When the rank is to end."""
+        """The time at which the rank is to end."""
         return None if self.word_at is None else self.word_at + self.fence_after
 
     def closed(self, now: float) -> bool:

@@ -50,7 +50,7 @@ class SeenMesh:
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """What a run's rendezvous tells its ranks: how many of them take part, and which hosts may go, by name."""
+    """The content of a run's rendezvous for its ranks: how many take part, and which hosts may go, by name."""
 
     world: int
     released: tuple[tuple[str, Gate], ...] = ()
@@ -108,7 +108,7 @@ class MeshStatus:
         return "hub-relay" if degraded == len(self.hosts) else "mixed"
 
     def goes_on(self) -> str:
-        """What is known of hosts that were let go without reaching all others."""
+        """The facts of hosts that were let go without reaching all others."""
         return f"the run goes on although {self.problem() or 'not every host reaches every other'}"
 
     def problem(self) -> str:
@@ -119,7 +119,7 @@ class MeshStatus:
 
 
 def failing_pairs(hosts: tuple[str, ...], reports: Mapping[str, Mapping[str, str]]) -> tuple[Pair, ...]:
-    """What is wrong between the hosts, from what each tells of the others: a problem, or nothing if one answers."""
+    """Return the failing pairs, from each host's report of the others: a problem, or nothing if the host answers."""
     failing: list[Pair] = []
     others = set(hosts)
     for source in hosts:
@@ -136,12 +136,12 @@ def failing_pairs(hosts: tuple[str, ...], reports: Mapping[str, Mapping[str, str
 
 
 def heard(hosts: tuple[str, ...], failing: tuple[Pair, ...]) -> int:
-    """How many of the hosts' agents have told anything. A single one has nobody to tell of."""
+    """Return how many of the hosts' agents have reported. A single host has no other to report on."""
     return len(hosts) - len({pair.source for pair in failing if pair.target == EVERYONE})
 
 
 def turn(before: MeshStatus | None, seen: SeenMesh, now: float) -> tuple[MeshStatus, float | None]:
-    """The gate after one look, and when to look again."""
+    """Return the gate after one observation, and the time of the next."""
     troubled = {host for pair in seen.failing for host in (pair.source, pair.target)}
     if EVERYONE in troubled:
         troubled.update(seen.hosts)

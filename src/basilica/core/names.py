@@ -1,4 +1,4 @@
-"""Names: what users may call a run, and every name that is derived from one."""
+"""Names: the rule for names of runs, and every name that is derived from one."""
 
 import re
 
@@ -41,5 +41,5 @@ def instance_name(name: str, token: str) -> str:
 
 
 def rank_name(instance: str, rank: int) -> str:
-    """What a rank is called wherever it runs (`podName` on the wire)."""
+    """Return the name of a rank, the same wherever it runs (`podName` on the wire)."""
     return f"{instance}-{rank}"

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class Phase(StrEnum):
-    """Where a run stands. The last three are sticky: nothing ever leaves them."""
+    """The phase of a run. The last three are final: no run ever leaves them."""
 
     PENDING = "pending"
     SCHEDULING = "scheduling"
@@ -22,7 +22,7 @@ class Phase(StrEnum):
 
 
 class RankPhase(StrEnum):
-    """Where one rank stands in the controller's book; `WAITING` and `LAUNCHED` differ by a saved Launch."""
+    """The phase of one rank in the status; `WAITING` and `LAUNCHED` differ by a saved Launch."""
 
     WAITING = "waiting"  # wanted, and not launched yet: new, or in its restart back-off
     LAUNCHED = "launched"  # the launch is decided and saved; the runtime may or may not have acted on it

@@ -40,7 +40,7 @@ def has_failed(world: WorldSize, wanted: int, lost: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """The rank that failed first, and why we think so."""
+    """The rank that failed first, with the evidence for it."""
 
     exit: RankExit
     evidence: str
@@ -120,7 +120,7 @@ def keep_failure(failures: Sequence[RankExit], new: RankExit, whole_at: float | 
 
 
 def _echo(exit: RankExit) -> int:
-    """How likely this exit is the echo of another one: 0 has a cause of its own."""
+    """Return how likely this exit is the echo of another one: 0 has a cause of its own."""
     if exit.termination_reason == OOM_KILLED:
         return 0
     return 1 if exit.signal is not None and exit.signal not in ("SIGABRT", "SIGPIPE") else 2

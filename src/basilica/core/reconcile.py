@@ -50,7 +50,7 @@ def reconcile(spec: DeploymentSpec, status: DeploymentStatus, seen: Sighting, no
 
 
 def _has_changed(turn: Turn) -> bool:
-    """Whether something of the run has changed. That its rendezvous is silent or speaks again is no sight of ranks."""
+    """Return whether the run has changed. The silence or the return of its rendezvous is no observation of ranks."""
     return turn.status != replace(turn.before, rendezvous_silent_since=turn.status.rendezvous_silent_since)
 
 

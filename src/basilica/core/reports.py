@@ -1,4 +1,4 @@
-"""What ranks said of themselves: the last of it, and how it went."""
+"""Reports of ranks: the last values, and their series over time."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,12 +19,12 @@ ROUND_NUMBERS = (
     "diloco_waited_for",
     "diloco_round_s",
 )
-"""What a replica reports of each DiLoCo round: shown as rounds, and not among the numbers that people report."""
+"""The metrics of a DiLoCo round that a replica reports: shown as rounds, not among the metrics of users."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The last that a rank reported. `step_seconds` is its usual step time, once that is known."""
+    """The last report of a rank. `step_seconds` is its usual step time, once that is known."""
 
     at: float
     step: int | None = None
@@ -46,7 +46,7 @@ class SeriesPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """One number of one rank over time. `worker` tells its processes apart, where a launcher started several."""
+    """One metric of one rank over time. `worker` distinguishes its processes, where a launcher started several."""
 
     rank: int
     worker: int
@@ -56,7 +56,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeriesQuery:
-    """None: all. Each series has at most `points`, none of them from before `since`."""
+    """A query of series. None: all. Each series has at most `points`, none of them from before `since`."""
 
     ranks: frozenset[int] | None = None
     metrics: frozenset[str] | None = None

@@ -1,4 +1,4 @@
-"""What a runtime saw when it looked: facts with their evidence, never a verdict."""
+"""The observations of a runtime: facts with their evidence, never a verdict."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -8,7 +8,7 @@ from basilica.core.phase import BenchPhase
 
 
 class Sight(StrEnum):
-    """What one look at one rank showed."""
+    """The observed state of one rank."""
 
     QUEUED = "queued"  # accepted, waiting for room (GPUs); `note` says for what and behind whom
     STARTING = "starting"  # accepted, not yet executing the user's program
@@ -19,7 +19,7 @@ class Sight(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How one attempt of a rank ended, from a record that outlives the control plane.
+    """The end of one attempt of a rank, from a record that outlives the control plane.
 
     `exit_code` is the program's own (128+n for signal n), None where nobody knows it. `reason` is given only with
     evidence, else `Unknown`. `stopped`: we had asked it to stop before it ended. `by_platform`: not the
@@ -40,7 +40,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stalled:
-    """A rank has reported nothing since then, though it usually reports that often.
+    """A stall: the rank has not reported since then, though its usual step is much shorter.
 
     `where` is the innermost frame of its main thread, `stack` has all threads, the main one first; both are empty where
     nobody could tell.

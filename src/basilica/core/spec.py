@@ -1,4 +1,4 @@
-"""What the user wants: one value, validated when it is made, with a generation that counts its changes.
+"""The spec: the user's wish as one value, validated when it is made, with a generation that counts its changes.
 
 A `ValidationError` names the attribute, dotted (`resources.gpus.count`). What it is called in a body or among the
 keywords of the SDK is a matter of `wire.spec`.
@@ -45,7 +45,7 @@ DURATION = Range(0, SECONDS_MAX)
 
 
 class Wanted(StrEnum):
-    """What the user wants of the run as a whole; it only ever moves downwards."""
+    """The wanted fate of the run as a whole; it only ever moves downwards."""
 
     RUN = "run"
     CANCEL = "cancel"
@@ -81,7 +81,7 @@ class Gpus:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Per rank. None: no limit."""
+    """Resources of each rank. None: no limit."""
 
     cpu: Annotated[float, Range(0.001, 100_000)] | None = None
     memory_bytes: Annotated[int, Range(1 << 20, 1 << 60)] | None = None

@@ -1,4 +1,4 @@
-"""When a rank counts as stalled, and what is said of it.
+"""The rule for stalled ranks, and its messages.
 
 A rank that has told its steps and then falls silent for ten times its own usual step time is stalled. It is shown, with
 the stacks of its threads, and never touched for it unless the spec asks for that.

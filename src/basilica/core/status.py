@@ -1,4 +1,4 @@
-"""What the controller last observed of a run; never what somebody asked for."""
+"""The status: the controller's last observation of a run; never a wish of a user."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -54,7 +54,7 @@ class BenchStatus:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Of the attempts that have ended; what runs is added from the ranks' `metered_until`."""
+    """The usage of ended attempts; that of running ones is added from the ranks' `metered_until`."""
 
     rank_seconds: float = 0.0
     gpu_seconds: float = 0.0

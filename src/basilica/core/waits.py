@@ -1,4 +1,4 @@
-"""What each wait is waiting for: the only such rules in the project.
+"""The conditions of the waits: the only such rules in the project.
 
 A rule looks at a Snapshot and says whether the wait is over; a run that is lost raises, whoever asks and however late.
 """

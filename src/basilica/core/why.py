@@ -16,7 +16,7 @@ NOTHING_TO_WAIT_FOR = ": nothing to wait for"
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """Why what is known of live runs may be old, and for how many seconds it has been so."""
+    """The reason why the status of live runs may be out of date, and for how many seconds it has been so."""
 
     of: Literal["operator", "cluster"]
     seconds: float
@@ -31,7 +31,7 @@ class Absence:
 
 
 def why(spec: DeploymentSpec, status: DeploymentStatus, now: float, unattended: Absence | None = None) -> str:
-    """What the run is waiting for, or how it ended. `unattended`: nobody looks after it, or nobody can see it."""
+    """Return the run's wait, or its end. `unattended`: no controller acts on the run, or none can observe it."""
     if status.phase.terminal:
         ended = _ended(spec, status)
         return (

@@ -1,4 +1,4 @@
-"""How large a run is wanted and is, and what is known of each of its ranks."""
+"""The wanted and the observed size of a run, and the state of each of its ranks."""
 
 from dataclasses import dataclass
 
@@ -45,7 +45,7 @@ class WorldStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankExit:
-    """How a rank ended; once written it never changes. `exit_code` None: nobody knows it."""
+    """The exit of a rank; once written it never changes. `exit_code` None: it is unknown."""
 
     rank: int
     attempt: int
@@ -109,6 +109,6 @@ class RankStatus:
 
 
 def last_line(traceback: str) -> str:
-    """What a Python traceback ends with: the exception itself. Cut if it is long."""
+    """Return the end of a Python traceback: the exception itself. Cut if it is long."""
     line = traceback.strip().rpartition("\n")[2].strip()
     return line if len(line) <= ERROR_MAX else line[: ERROR_MAX - 1] + "…"

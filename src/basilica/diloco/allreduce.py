@@ -37,7 +37,7 @@ HISTORY = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundStats:
-    """What one round cost this replica, and what it gave."""
+    """The cost of one round for this replica, and its result."""
 
     name: str
     outcome: Outcome
@@ -48,7 +48,7 @@ class RoundStats:
     seconds: float
     waited: float
     troubles: tuple[str, ...] = ()
-    """What no round depends on and failed at the time, in words."""
+    """Failures, in words, of work that no round depends on."""
 
 
 class ObjectStoreAllReduce:
@@ -172,7 +172,7 @@ class ObjectStoreAllReduce:
 
     @property
     def store(self) -> ObjectStore:
-        """Where the replicas meet: what else belongs to the run is kept there, too."""
+        """The store of the run's rounds, and of its other objects."""
         return self._store
 
     @property
@@ -198,7 +198,7 @@ class ObjectStoreAllReduce:
         self._incarnation = number
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this replica stands: keep it with the checkpoint that it belongs to."""
+        """Return the position of this replica: keep it with the checkpoint that it belongs to."""
         with self._guard:
             return {name: sequence.standing.state() for name, sequence in self._sequences.items()}
 

@@ -1,7 +1,7 @@
 """Work beside the training, in daemon threads: a process that fails ends at once, whatever they are waiting for.
 
-A thread that is cut off leaves what a killed process leaves, which every replica can go on from. Still it is better not
-cut off in the middle of a call into compiled code: so the end of a process waits a moment for work that is under way.
+A thread that is cut off leaves the same state as a killed process, from which every replica can go on. It should not be
+cut off in a call into compiled code, though: so the end of a process waits a moment for work that is under way.
 """
 
 import atexit
@@ -25,7 +25,7 @@ class Background:
     def __init__(self, name: str, threads: int = 1) -> None:
         self._name, self._most = name, threads
         self.stopped = threading.Event()
-        """Set once nobody wants the results any more: work that waits for others is to give up."""
+        """Set once the results are not needed any more: work that waits for others is to give up."""
         self._begin()
         _all.add(self)
 
@@ -86,7 +86,7 @@ def _release(calls: "queue.SimpleQueue[Callable[[], None] | None]", threads: lis
 
 
 def _work(calls: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
-    """A thread holds on to the queue alone, so that a pool that nobody needs any more is let go of."""
+    """Run the queue's work. A thread refers to the queue alone, so that an unused pool can be collected."""
     while (call := calls.get()) is not None:
         call()
         del call

@@ -38,7 +38,7 @@ NEEDED = {
     "exits": ("rank", "incarnation", "outcome"),
     "log": ("name", "round", "weights", "samples", "bytes_up", "bytes_down", "seconds", "waited", "at"),
 }
-"""What each kind of small document has at least."""
+"""The required fields of each kind of small document."""
 STATES_KEPT = 2
 _PIECE = re.compile(r"(\d+)/\d+-of-(\d+)")
 """The name of a piece below its fragment: the round and how many there are."""
@@ -48,7 +48,7 @@ LARGEST_PIECE = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """What is needed to start replicas of the run again, by whatever executor."""
+    """The facts for starting replicas of the run again, by any executor."""
 
     entrypoint: str | None
     arguments: Mapping[str, Any]
@@ -68,13 +68,13 @@ class RunRecord:
 
     @property
     def importable(self) -> bool:
-        """Whether the entrypoint can be started from its name; a function that was shipped cannot."""
+        """Return whether the entrypoint can be started by its name; a shipped function cannot."""
         return bool(self.entrypoint and ":" in self.entrypoint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """What was agreed on after `round` rounds of one fragment. `velocity` is None before the first."""
+    """The agreed state after `round` rounds of one fragment. `velocity` is None before the first."""
 
     name: str
     round: int
@@ -195,7 +195,7 @@ class Bucket:
         return None
 
     def newest_fields(self, name: str) -> Mapping[str, Any] | None:
-        """What is recorded of the newest complete state, without reading it; `size` is its bytes."""
+        """Return the record of the newest complete state, without reading it; `size` is its bytes."""
         for pieces in self._complete(name, 0):
             records = self._records(pieces)
             if records is not None:
@@ -214,7 +214,7 @@ class Bucket:
         return [groups[key] for key in sorted(whole, reverse=True)]
 
     def _groups(self, name: str) -> dict[tuple[int, int], list[Found]]:
-        """What there is of states, by round and by how many pieces they should have."""
+        """Return the pieces of states, by round and by how many pieces they should have."""
         prefix = f"{self.run_id}/states/{name}/"
         groups: dict[tuple[int, int], list[Found]] = {}
         for found in self.store.list(prefix):
@@ -280,7 +280,7 @@ class Bucket:
     # Small documents.
 
     def documents(self, kind: str) -> list[dict[str, Any]]:
-        """All JSON documents below `members`, `exits` or `log`, in the order of their keys."""
+        """Return all JSON documents below `members`, `exits` or `log`, in the order of their keys."""
         documents = []
         for found in self.store.list(f"{self.run_id}/{kind}/"):
             told = self._read_json(found.key.removeprefix(f"{self.run_id}/"))

@@ -1,4 +1,4 @@
-"""How long a round waits, and how often it looks."""
+"""The deadlines of a round, and the pace of its polls."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from basilica.diloco.effects import Flow, Now, Pause
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Times in seconds. While nothing changes the pause between two looks grows, `first_pause` to `longest_pause`."""
+    """Times in seconds. While nothing changes the pause between two polls grows, `first_pause` to `longest_pause`."""
 
     timeout: float = 600.0
     quorum: int | None = None

@@ -1,4 +1,4 @@
-"""What is written in a round: parts, manifests, results and failures, and under which keys."""
+"""The objects of a round and their keys: parts, manifests, results and failures."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,7 +45,7 @@ class Place:
         return f"{self.run}/joins/{self.name}/{round:0{ROUND_DIGITS}d}-"
 
     def rank_of(self, key: str) -> int | None:
-        """Whose part this is; None if it is none."""
+        """Return the rank of a part by its key; None for another object."""
         text = key.removeprefix(f"{self.prefix}part-")
         return int(text) if text != key and text.isdecimal() else None
 
@@ -57,7 +57,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What all parts of a round must agree on.
+    """The facts that all parts of a round must agree on.
 
     `base` proves that they started from the same state; the shards are divided between the `expected` ranks, in order.
     `settings` are the caller's, of no meaning here.
@@ -83,7 +83,7 @@ class Terms:
         }
 
     def difference(self, theirs: Mapping[str, Any]) -> str | None:
-        """In words, what a record says otherwise; None if it agrees."""
+        """Return the first difference of a record, in words; None if it agrees."""
         settings = theirs.get("settings") or {}
         compared = [(name, theirs.get(name), mine) for name, mine in self.fields().items() if name != "settings"]
         compared += [(name, settings.get(name), self.settings.get(name)) for name in {**self.settings, **settings}]
@@ -137,7 +137,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Who is counted, by rank in order; `following` are the ranks that the next round expects."""
+    """The counted replicas, in the order of their ranks; `following` are the ranks that the next round expects."""
 
     attempt: int
     members: Mapping[int, Member]
@@ -165,7 +165,7 @@ class Manifest:
         return Manifest(fields["attempt"], members, tuple(fields["following"]), record.id)
 
     def owner(self, shard: int, expected: Sequence[int]) -> int:
-        """Who reduces a shard: the rank that it is meant for, or, if that is not counted, one of the others."""
+        """Return the rank that reduces a shard: the shard's own or, if that is not counted, one of the others."""
         ranks = sorted(self.members)
         return expected[shard] if expected[shard] in self.members else ranks[shard % len(ranks)]
 
@@ -249,6 +249,6 @@ def read_record_at(key: str, start: int, hint: int) -> Flow[Record]:
 
 
 def sealed(fields: Mapping[str, Any]) -> tuple[memoryview, str]:
-    """A record as bytes to be written, and its id."""
+    """Return a record as bytes to be written, and its id."""
     text, id = seal(fields)
     return memoryview(text), id

@@ -18,7 +18,7 @@ Ticket = list[tuple[Range, "Future[memoryview | None] | None"]]
 
 @dataclass(slots=True)
 class Traffic:
-    """What went over the wire."""
+    """The traffic over the wire."""
 
     up: int = 0
     down: int = 0

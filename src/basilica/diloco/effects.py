@@ -1,6 +1,6 @@
-"""What the protocol asks of the outside: a round is a generator that yields these, and a driver answers.
+"""The effects of the protocol: a round is a generator that yields them, and a driver answers.
 
-Nothing here does anything, so that a simulation can answer as well as an object store.
+Effects are plain values, so that a simulation can answer as well as an object store.
 """
 
 from collections.abc import Generator, Iterable
@@ -35,7 +35,7 @@ class Now:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Let time pass; over sooner if the store can tell that something changed under the prefix."""
+    """A pause, which ends sooner if the store can notify of a change under the prefix."""
 
     prefix: str
     seconds: float

@@ -1,4 +1,4 @@
-"""What can go wrong in a round. Each says what happened and what to do next; `args` mirror the signature (picklable).
+"""The errors of a round. Each names the fact and the next step; `args` mirror the signature (picklable).
 
 BasilicaError
 └── RoundError(where, problem)               a round gave no result, and no replica got one that differs

@@ -1,4 +1,4 @@
-"""How a replica begins: what it records of the run, the state it waits for, and that what nobody trains is equal."""
+"""The start of a replica: its record of the run, the wait for a state, and the check of untrained parameters."""
 
 import os
 import time
@@ -15,7 +15,7 @@ FIRST_LOOK = 0.05
 
 
 def run_record(allreduce: ObjectStoreAllReduce, options: Options) -> RunRecord:
-    """What is needed to start the run again."""
+    """Return the record from which the run can be started again."""
     environment = {name: value for name, value in os.environ.items() if name != "REPLICA_ARGS_FILE"}
     return RunRecord(
         entrypoint=os.environ.get("ENTRYPOINT"),
@@ -30,7 +30,7 @@ def run_record(allreduce: ObjectStoreAllReduce, options: Options) -> RunRecord:
 def wait_for_state(
     bucket: Bucket, allreduce: ObjectStoreAllReduce, name: str, *, at_least: int = 0, missing: tuple[int, ...] = ()
 ) -> State:
-    """The newest state of a fragment; looks less and less often, so that a long wait costs few requests."""
+    """Wait for the newest state of a fragment; polls less and less often, so that a long wait costs few requests."""
     deadline = time.monotonic() + allreduce.timeout
     pause = min(FIRST_LOOK, allreduce.store.longest_pause)
     while True:
@@ -45,7 +45,7 @@ def wait_for_state(
 
 
 def check_frozen(bucket: Bucket, part: str, rank: int, frozen: Sequence[Checksum]) -> None:
-    """Parameters that nobody trains are never sent, so they must be those of rank 0 from the start.
+    """Check the untrained parameters: they are never sent, so they must equal those of rank 0 from the start.
 
     Rank 0 records its checksums before the first state, for which all others wait: so they are there to be compared.
     """

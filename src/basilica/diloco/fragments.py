@@ -1,4 +1,4 @@
-"""What a replica is made of: the model's parameters and buffers, its processes, its fragments, and its options."""
+"""The parts of a replica: the model's parameters and buffers, its processes, its fragments, and its options."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -47,7 +47,7 @@ class Values(Protocol):
 
 
 class Team(Protocol):
-    """The processes of one replica. One of them leads: it alone talks to the store, and tells the others."""
+    """The processes of one replica. The leader alone uses the store, and broadcasts to the others."""
 
     leads: bool
 
@@ -86,7 +86,7 @@ class Given:
     seen: float = 0.0
     means: "Future[list[Array]] | None" = None
     decided: "Decided | None" = None
-    """What its round gave. Once it is here the all-reduce is not asked again, whatever fails afterwards."""
+    """The result of its round. Once it is here the all-reduce is not called again, whatever fails afterwards."""
 
 
 @dataclass(slots=True)
@@ -100,7 +100,7 @@ class Decided:
 
 @dataclass(slots=True)
 class Fragment:
-    """A run of parameters that is synchronized together, and what was agreed on for it.
+    """A run of parameters that is synchronized together, and its agreed values.
 
     The last one has the model's buffers too, whatever modules they belong to.
     """
@@ -136,7 +136,7 @@ class Fragment:
 
 @dataclass(slots=True, kw_only=True)
 class Options:
-    """How a replica trains; all replicas of a run have the same."""
+    """The options of training; all replicas of a run have the same."""
 
     sync_every: int
     outer: OuterSGD = field(default_factory=OuterSGD)
@@ -154,7 +154,7 @@ class Options:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """As they are recorded, and compared between replicas."""
+        """Return the options as they are recorded, and compared between replicas."""
         return {
             "sync_every": int(self.sync_every),
             "fragments": int(self.fragments),

@@ -26,7 +26,7 @@ class TroubleLog(Protocol):
 
 
 def remove_round(place: Place) -> Flow[int]:
-    """Remove the parts and results of a round that is nobody's any more; how many objects that were.
+    """Remove the parts and results of a round that no replica needs; return the number of objects.
 
     Manifests stay: they are the history of the run, and while one stands its round cannot be decided a second time by a
     replica that slept through it.
@@ -44,7 +44,7 @@ def announce(place: Place, round: int, rank: int) -> Flow[None]:
 
 
 class Housekeeper:
-    """What one replica does for one all-reduce after each of its rounds."""
+    """The housekeeping of one replica for one all-reduce, after each of its rounds."""
 
     def __init__(self, rank: int, retain: int, troubles: TroubleLog) -> None:
         self._rank, self._retain, self._troubles = rank, retain, troubles

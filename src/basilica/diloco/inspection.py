@@ -1,4 +1,4 @@
-"""What a run's prefix tells: its rounds, members, ends and sizes; and what of it nobody needs any more."""
+"""The inspection of a run's prefix: its rounds, members, ends and sizes; and the objects that no replica needs."""
 
 import json
 from collections import defaultdict
@@ -16,13 +16,13 @@ RUN_FILE = "run.json"
 ROUNDS_IN_USE = 3
 """Of a run that goes on, so many finished rounds may still be read by a replica that is late."""
 DRAFT_SECONDS = 3600.0
-"""A draft that nobody has written to for so long is given up, unless its writer is seen to live."""
+"""A draft without a write for so long counts as abandoned, unless its writer is alive."""
 KINDS = ("rounds", "states", "log", "members", "exits", "joins")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One start of a replica, and how it ended; `outcome` is empty if it has not told."""
+    """One start of a replica, and its end; `outcome` is empty if it has recorded none."""
 
     rank: int
     incarnation: int
@@ -58,7 +58,7 @@ class Inspection:
 
     @property
     def troubles(self) -> list[str]:
-        """What no round depends on and failed when it was last told, such as removing old rounds."""
+        """The last recorded failures of work that no round depends on, such as the removal of old rounds."""
         newest = {entry["name"]: entry for entry in self.rounds}
         ended = {member.rank: member for member in self.members if member.outcome}
         told = [text for entry in newest.values() for text in entry.get("troubles", ())]
@@ -67,7 +67,7 @@ class Inspection:
 
     @property
     def unaccounted(self) -> list[int]:
-        """Ranks whose last start has not told its end: they run, or were killed."""
+        """Ranks whose last start has recorded no end: they run, or were killed."""
         last: dict[int, str] = {member.rank: member.outcome for member in self.members}
         return sorted(rank for rank, outcome in last.items() if not outcome)
 
@@ -127,7 +127,7 @@ def _agreed(bucket: Bucket) -> list[Agreed]:
 
 
 def _results(store: ObjectStore) -> dict[int, Mapping[str, Any]]:
-    """What the replicas returned, where their entrypoint stored it."""
+    """Return the results of the replicas, from the place where their entrypoint stored them."""
     results = {}
     for found in store.list("results/"):
         rank = found.key.removeprefix("results/").removesuffix(".json")
@@ -163,13 +163,13 @@ def garbage(bucket: Bucket, *, unfinished: bool = False) -> Garbage:
 
 
 def leftovers(bucket: Bucket) -> tuple[Found, ...]:
-    """What writers that were killed have left half written; only some stores have such things."""
+    """Return the drafts of killed writers; only some stores have them."""
     store = bucket.store
     return store.leftovers(f"{bucket.run_id}/", DRAFT_SECONDS) if isinstance(store, LeavesDrafts) else ()
 
 
 def sweep(bucket: Bucket) -> None:
-    """Remove those. What cannot be removed, somebody else's perhaps, does no harm."""
+    """Remove those objects. An object that cannot be removed, perhaps of another owner, does no harm."""
     with suppress(OSError):
         bucket.store.delete([found.key for found in leftovers(bucket)])
 

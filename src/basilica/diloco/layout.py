@@ -1,8 +1,8 @@
-"""Where every number of an all-reduce lies: arrays become segments, segments chunks, and chunks shards.
+"""The layout of an all-reduce: arrays become segments, segments chunks, and chunks shards.
 
-A segment holds all arrays of one kind, one behind the other. A chunk is what is hashed, encoded and reduced at a time:
+A segment has all arrays of one kind, one behind the other. A chunk is the unit of hashing, encoding and reduction:
 small enough for the processor's cache, and never across two segments. A shard is a run of chunks that one replica
-reduces. The layout follows from the arrays' kinds and sizes alone, so all replicas find the same one without a word.
+reduces. The layout follows from the arrays' kinds and sizes alone, so all replicas compute the same one independently.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,7 +49,7 @@ class Layout:
 
     @cached_property
     def fingerprint(self) -> tuple[str, ...]:
-        """What two replicas compare in order to know that they speak of the same arrays."""
+        """The fingerprint by which two replicas know that they have the same arrays."""
         kinds = (f"{s.count} x {s.kind} as {s.wire}" for s in self.segments)
         return (*kinds, f"{len(self.chunks)} chunks of {self.wire_bytes} bytes")
 
@@ -58,7 +58,7 @@ class Layout:
         return range(len(self.chunks) * index // of, len(self.chunks) * (index + 1) // of)
 
     def span(self, chunks: range) -> tuple[int, int]:
-        """Where a run of chunks begins and ends on the wire."""
+        """Return the begin and the end of a run of chunks on the wire."""
         if not chunks:
             return (0, 0)
         last = self.chunks[chunks[-1]]

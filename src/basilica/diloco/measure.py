@@ -1,4 +1,4 @@
-"""How fast an object store is from here: what the planner wants to know of it."""
+"""The measurement of an object store's speed from this machine, for the planner."""
 
 import os
 import secrets

@@ -14,10 +14,10 @@ from basilica.diloco.writes import Writes
 
 @dataclass(slots=True, kw_only=True)
 class Landing:
-    """What is left of a step once the replicas have agreed."""
+    """The rest of a step once the replicas have agreed."""
 
     word: int
-    """What the leader tells its processes."""
+    """The leader's broadcast to its processes."""
     step: int
     """The step that this replica is at afterwards."""
     fragments: list[Fragment]

@@ -1,5 +1,5 @@
-"""How to train with DiLoCo over a given link: pure functions from what is known to a plan. The page `how-to/diloco` has
-the formulas in words.
+"""The planner of DiLoCo over a given link: pure functions from facts to a plan. The page `how-to/diloco` has the
+formulas in words.
 
 S is the size of the model on the wire, N the number of replicas, b the bytes a second of a link, t the time of a step.
 """
@@ -44,7 +44,7 @@ GROWING_PAUSES = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSpeed:
-    """What a store gives one replica: seconds for a small request, bytes a second with several under way."""
+    """The speed of a store for one replica: seconds of a small request, bytes a second with several under way."""
 
     put_seconds: float = 0.05
     get_seconds: float = 0.03
@@ -64,7 +64,7 @@ class Prices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is known. `link` is of one replica, in bytes a second, and the same up and down."""
+    """The known facts. `link` is of one replica, in bytes a second, and the same up and down."""
 
     params: float
     replicas: int
@@ -136,7 +136,7 @@ class Plan:
 
     @property
     def few_rounds(self) -> bool:
-        """Whether the loss will suffer."""
+        """Whether the loss will be worse."""
         return self.rounds is not None and self.rounds < ENOUGH_ROUNDS
 
 
@@ -229,7 +229,7 @@ def plan_for(question: Question, *, sync_every: int, fragments: int, wire: str) 
 
 
 def _synchronous_bytes(question: Question, steps: int) -> float:
-    """What a replica sends and receives with a ring all-reduce of its gradients, in fp32, at each of the steps."""
+    """Return the traffic of a replica with a ring all-reduce of its gradients, in fp32, at each of the steps."""
     size = question.params * WIRE_BYTES["fp32"]
     return steps * 4 * size * (question.replicas - 1) / question.replicas
 

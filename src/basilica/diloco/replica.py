@@ -1,8 +1,8 @@
-"""One replica's part in a DiLoCo run: when to synchronize, what to apply, and how to catch up. NumPy, no torch.
+"""One replica of a DiLoCo run: its synchronization, the application of results, and its catch-up. NumPy, no torch.
 
-What was agreed on lives here as NumPy arrays, apart from the model: the parameters (`agreed`), the outer momentum and
-the buffers. All replicas have the same bits of them after each round, and each round proves it: it refuses a replica
-whose fingerprint differs. The bucket keeps them too, so a replica that starts, or was left behind, takes them from it.
+The agreed state lives here as NumPy arrays, apart from the model: the parameters (`agreed`), the outer momentum and
+the buffers. All replicas have the same bits of it after each round, and each round proves it: it refuses a replica
+whose fingerprint differs. The bucket has it too, so a replica that starts, or was left behind, restores it from there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ class Replica:
         ]
         self._fragments[-1].buffers = values.buffers()
         self._landing: Landing | None = None
-        """What a step that raised has left to do."""
+        """The unfinished work of a step that raised."""
         self._behind: tuple[Fragment, int] | None = None
         """A fragment whose round was gone, and how many rounds the state must have that this replica goes on from."""
         if allreduce is not None and self._team.leads:
@@ -53,7 +53,7 @@ class Replica:
 
     @property
     def round(self) -> int:
-        """How many rounds of every fragment are applied."""
+        """The number of applied rounds of every fragment."""
         return min(fragment.round for fragment in self._fragments)
 
     @property
@@ -102,7 +102,7 @@ class Replica:
         self._writer.close(wait=wait)
 
     def give_up(self, error: BaseException) -> None:
-        """Leave because of an error, which the bucket is told if there is time for it."""
+        """End because of an error, which is recorded in the bucket if time allows."""
         ended = "failed" if isinstance(error, Exception) else "stopped"
         try:
             self.close(wait=False, outcome=ended, error=f"{type(error).__name__}: {error}"[:1000])
@@ -143,7 +143,7 @@ class Replica:
         given.means = self._reduce.submit(given.deltas, given.weight, **self._terms(fragment, given))
 
     def _terms(self, fragment: Fragment, given: Given) -> dict[str, Any]:
-        """What the all-reduce is to know of a part beside its numbers."""
+        """Return the metadata of a part for the all-reduce."""
         return {
             "name": fragment.name,
             "base": fragment.digest,
@@ -221,7 +221,7 @@ class Replica:
         return Decided(means, stats)
 
     def _follow(self, fragment: Fragment) -> bool:
-        """What a process does that does not lead its replica."""
+        """Run the step of a process that does not lead its replica."""
         word, step = self._team.tell([0, 0])
         if word == FAILED:
             raise RuntimeError("the leader of this replica could not synchronize; its own error says why")
@@ -331,7 +331,7 @@ class Replica:
             check_frozen(self._bucket, self._options.part, rank, frozen)
 
     def _first_state(self, fragment: Fragment) -> State:
-        """Where this replica begins: the newest that was agreed on, else the parameters of rank 0."""
+        """Return the initial state of this replica: the newest agreed one, else the parameters of rank 0."""
         found = self._bucket.newest(fragment.name)
         if found is None and self._reduce.rank == 0:
             self._bucket.save(self._state(fragment, "", ()))

@@ -1,20 +1,20 @@
-"""What a replica executes: `python -m basilica.diloco.replica_entrypoint`.
+"""The entrypoint of a replica: `python -m basilica.diloco.replica_entrypoint`.
 
-It reads its environment, calls the user's function, and stores what that returned where `collect` finds it:
+It reads its environment, calls the user's function, and stores the result where `collect` finds it:
 
-    REPLICA_RANK, WORLD_SIZE   who we are
+    REPLICA_RANK, WORLD_SIZE   the rank of this replica, and their number
     ENTRYPOINT                 "package.module:function", or a module, which is run as a program
     ENTRYPOINT_ARGS            the function's keyword arguments as JSON; in pieces (ENTRYPOINT_ARGS_0, …) where a
                                backend takes no long values
     REPLICA_ARGS_FILE          more of them, pickled, where the caller is on the same machine
-    REPLICA_JOB                what the gang is called; it marks our result as this gang's
+    REPLICA_JOB                the name of the gang; it marks our result as this gang's
     BASILICA_RESULT_FILE       a file for the result, on the same machine
     RENDEZVOUS_URI             an object store for the result, else: `<uri>/results/<rank>.json`
     TORCHELASTIC_ERROR_FILE    a file for the error, in torchelastic's format
     REPLICA_FAILURE_FILE       a file for the error, as a line of text
 
 It exits as the function does: 0, 1 after an exception (with its traceback on stderr), the code of a `SystemExit`. At
-SIGTERM the hooks of `on_sigterm` are called; then it exits 143, unless one of them says that the work will be finished.
+SIGTERM the hooks of `on_sigterm` are called; then it exits 143, unless one of them returns that the work will finish.
 """
 
 import importlib
@@ -45,7 +45,7 @@ _hooks: list[Hook] = []
 
 
 class BadEnvironment(Exception):
-    """Whoever started us left something out."""
+    """The environment of the process is incomplete."""
 
 
 # ---- being asked to end ------------------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ def _as_json(value: Any, entrypoint: str) -> Any:
 
 
 def _told(environment: Mapping[str, str], rank: int, code: int, problem: str) -> None:
-    """Tell why in every place where somebody may look; that a place cannot be written changes nothing of it."""
+    """Write the error to every place from which it may be read; a place that cannot be written is skipped."""
     outcome = {"exit_code": code, "error": problem}
     places: list[Callable[[], None]] = [lambda: store_result(environment, rank, outcome)]
     failure_file = environment.get("REPLICA_FAILURE_FILE")

@@ -1,8 +1,8 @@
-"""What a replica says of its rounds: to the console, in the bucket's log, and in the error of one that failed.
+"""The reports of a replica's rounds: to the console, in the bucket's log, and in the error of one that failed.
 
-The console puts together the rows that are told with `basilica.report`'s means. All numbers of a round are told at
-once, every time: so the last values of a rank are of one round, and so are the points of its series that stand at one
-moment. Outside a deployment this does nothing.
+The console assembles its rows from values that are reported as `basilica.report` does. All numbers of a round are
+reported at once, every time: so the last values of a rank are of one round, and so are the points of its series with
+one timestamp. Outside a deployment this does nothing.
 """
 
 import time
@@ -38,7 +38,7 @@ def tell_round(stats: RoundStats, *, replica: int, world: int, fragment: int) ->
 
 
 def log_entry(fragment: Fragment, stats: RoundStats) -> LogEntry:
-    """What the bucket keeps of a round for good."""
+    """Return the permanent record of a round in the bucket."""
     return LogEntry(
         name=fragment.name,
         round=stats.outcome.round,

@@ -47,12 +47,12 @@ from basilica.diloco.records import Record, Torn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a round gave. The mean itself is in the arrays that were passed in as target."""
+    """The result of a round. The mean itself is in the arrays that were passed in as target."""
 
     round: int
     attempt: int
     weights: Mapping[int, float]
-    """Who was counted, with which weight."""
+    """The counted replicas, with their weights."""
     counted: bool
     following: tuple[int, ...]
     """The ranks that the next round expects."""
@@ -77,7 +77,7 @@ class Round:
         self._torn: dict[int, str] = {}
         self._arrivals: list[float] = []
         self._latest: int | None = None
-        """Whose part came last while this replica waited for parts."""
+        """The rank whose part came last while this replica waited for parts."""
         self._damaged: dict[int, int] = {}
         """Ranks whose part was found damaged, and how often it must have been written again to be believed."""
 

@@ -50,7 +50,7 @@ class ArrayValues:
 
 
 class Face:
-    """What both faces of DiLoCo, NumPy's and torch's, have in common.
+    """The common part of DiLoCo's two interfaces, NumPy's and torch's.
 
     Leaving the block records how it ended. It waits until all is in the bucket, unless it fails: then it ends at once.
     """

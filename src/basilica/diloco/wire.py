@@ -1,4 +1,4 @@
-"""What travels for an array: its own bytes, a narrower float, or quantized blocks; and what is computed with.
+"""The wire form of an array: its own bytes, a narrower float, or quantized blocks; and the type of its sums.
 
 A *kind* names the type of numbers as they are kept ("float32", "bfloat16", "int64" …), a *wire* the form in which they
 travel. Sums are made in the kind's *value* type: float32 for floats of up to 32 bits, float64 for wider ones and for

@@ -227,7 +227,7 @@ def _states(run: "Remembered", deadline: float) -> "Flow[None]":
                 hold = min(left, LONG_POLL_SECONDS)
                 params = {"since": view.version, "wait": f"{hold:.3f}"}
                 call = Call(method="GET", path=f"{run.path}/watch", params=params, timeout=hold + 15)
-                answer = yield from flows.ask(call, name=run.name, patience=left + flows.LAST_LOOK)
+                answer = yield from flows.ask(call, name=run.name, patience=left + flows.LAST_POLL)
                 newer = answer.parsed(parse_run)
             else:
                 yield Sleep(min(left, POLL_SECONDS))

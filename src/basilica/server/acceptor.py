@@ -1,4 +1,4 @@
-"""Accepting connections: one by one, each with a place among the server's connections, never in a busy loop."""
+"""The acceptor of connections: one by one, each with a place among the server's connections, never in a busy loop."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from basilica.server.protocol import HttpProtocol
 log = logging.getLogger("basilica.server")
 
 TRY_AGAIN_SECONDS = 1.0
-SEND_BUFFER = 128 << 10  # the kernel would hold megabytes for each client that does not read
+SEND_BUFFER = 128 << 10  # the kernel's default is megabytes for each client that does not read
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -37,7 +37,7 @@ class Acceptor:
         self._accepting = asyncio.create_task(self._accept())
 
     async def close(self) -> None:
-        """Accept no more; what was accepted stays."""
+        """Accept no more connections; the accepted ones remain open."""
         self._accepting.cancel()
         await asyncio.gather(self._accepting, return_exceptions=True)
         await asyncio.gather(*self._opening, return_exceptions=True)
@@ -58,10 +58,10 @@ class Acceptor:
             opening = loop.create_task(self._open(sock))
             self._opening.add(opening)
             opening.add_done_callback(self._opening.discard)
-            await asyncio.sleep(0)  # a crowd of newcomers does not keep others from their turn
+            await asyncio.sleep(0)  # a burst of new connections must not starve the open ones
 
     async def _open(self, sock: socket.socket) -> None:
-        """Open a connection; with TLS that takes a handshake, for which a client has as long as for a head."""
+        """Open a connection. A TLS handshake has the same time limit as the head of a request."""
         task = asyncio.current_task()
         assert task is not None
         place = self._connections.admit(lambda: _cancel(task))
@@ -83,7 +83,7 @@ def _cancel(task: asyncio.Task[None]) -> None:
 
 
 class LimitedServer(uvicorn.Server):
-    """uvicorn with connections within limits; without any given, those that the descriptors of this process allow."""
+    """uvicorn with limited connections; the default limits follow from the descriptors of this process."""
 
     def __init__(self, config: uvicorn.Config, limits: ConnectionLimits | None = None) -> None:
         super().__init__(config)
@@ -107,5 +107,5 @@ class LimitedServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
-        """Signals are the caller's affair."""
+        """Leave signals to the caller."""
         return contextlib.nullcontext()

@@ -28,8 +28,8 @@ log = logging.getLogger("basilica.server")
 def build_app(
     plane: ControlPlane, keys: Keys, metrics: Metrics, closing: asyncio.Event, sessions: Sessions | None = None
 ) -> FastAPI:
-    """`closing` is set when the server is about to stop: answers that go on then end. Without `sessions`, those of
-    browsers end with the application."""
+    """Build the application. Lasting responses end when `closing` is set: the server is about to stop. Without
+    `sessions`, browser sessions end with the application."""
     sessions = Sessions(plane.clock) if sessions is None else sessions
     app = FastAPI(
         title="Basilica",
@@ -82,6 +82,6 @@ def _answer_errors(app: FastAPI, router: APIRouter) -> None:
 
 
 def _methods(router: APIRouter, path: str) -> list[str]:
-    """What a path can be asked with; the framework names only the methods of the first route that fits."""
+    """Return the methods that a path allows; the framework names only those of the first matching route."""
     fitting = [r for r in router.routes if isinstance(r, APIRoute) and r.path_regex.match(path)]
     return sorted({method for route in fitting for method in route.methods or ()})

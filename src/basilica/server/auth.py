@@ -1,4 +1,4 @@
-"""Who is asking: API keys, of which only digests are kept."""
+"""Authentication by API keys, of which only digests are stored."""
 
 import hashlib
 import secrets
@@ -8,7 +8,7 @@ from basilica.core.names import check_user
 from basilica.ports import ApiKey, Keys
 
 KEY_PREFIX = "bsk_"
-KEY_LENGTH_MIN = 16  # of keys that people choose; those that we make have 47
+KEY_LENGTH_MIN = 16  # of keys that people choose; generated keys have 47
 
 
 class MissingKey(AuthenticationError):
@@ -16,7 +16,7 @@ class MissingKey(AuthenticationError):
 
 
 def digest_of(key: str) -> str:
-    """Keys are long and random, so a plain hash cannot be turned back."""
+    """Return the digest that is stored for a key. Keys are long and random, so a plain hash cannot be reversed."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -30,7 +30,7 @@ def key_record(key: str, user: str, now: float, note: str = "") -> ApiKey:
 
 
 def check_key(key: str) -> str:
-    """A key that somebody chose, without the white space around it; it must fit into a header."""
+    """Validate a key that a person chose, and return it without surrounding white space; it must fit into a header."""
     key = key.strip()
     if not key:
         raise ValidationError("API key", "nothing", "is empty")
@@ -43,7 +43,7 @@ def check_key(key: str) -> str:
 
 
 async def authenticate(keys: Keys, header: str | None) -> ApiKey:
-    """The key that an Authorization header carries."""
+    """Return the record of the key in an Authorization header."""
     if not header:
         raise MissingKey("no API key: send the header 'Authorization: Bearer KEY'")
     scheme, _, key = header.partition(" ")

@@ -1,9 +1,10 @@
-"""The connections that a server holds: how many, whose, and for how long a client may keep it waiting.
+"""The server's connections: their ceilings, their owners, and the time limits of clients.
 
-A connection is a stranger's until a request on it was authenticated, then a member's. Both have a ceiling. At that of
-strangers, the one that has been quiet for longest is closed for the next, so that whoever sends a request at once gets
-an answer, however many others say nothing. At that of members, the request is answered 503. The two ceilings together
-are half of the descriptors that this process may open: the rest is for the controller, the runtime and the store.
+A connection is a stranger's until a request on it is authenticated, then a member's. Both kinds have a ceiling. At the
+strangers' ceiling, the connection that has been quiet for longest is closed for the next, so that a client that sends
+its request at once gets an answer, however many others are silent. At the members' ceiling, the request is answered
+503. The two ceilings together are half of the descriptors that this process may open: the rest is for the controller,
+the runtime and the store.
 """
 
 import logging
@@ -20,9 +21,9 @@ WARN_EVERY_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """`head_seconds`: from the first byte of a request, or from the connection, to the end of its head. A body may take
-    `body_seconds`, and a second more for each `body_rate` bytes that came. `stall_seconds`: how long a client may read
-    nothing of an answer."""
+    """Ceilings and time limits. `head_seconds`: from the first byte of a request, or from the connection, to the end of
+    its head. A body may take `body_seconds`, and a second more for each `body_rate` bytes received. `stall_seconds`:
+    how long a client may read nothing of an answer."""
 
     members: int
     strangers: int
@@ -33,7 +34,7 @@ class ConnectionLimits:
 
 
 def limits_for(descriptors: int | None) -> ConnectionLimits:
-    """The limits of a process that may open so many descriptors (None: any number)."""
+    """Return the limits of a process that may open so many descriptors (None: any number)."""
     connections = CONNECTIONS_MAX if descriptors is None else min(descriptors // 2, CONNECTIONS_MAX)
     connections = max(connections, CONNECTIONS_MIN)
     strangers = connections // 4
@@ -41,7 +42,7 @@ def limits_for(descriptors: int | None) -> ConnectionLimits:
 
 
 def body_seconds_left(waited: float, received: int, limits: ConnectionLimits) -> float:
-    """For how long a body may still be waited for, of which so many bytes came in the time that it was waited for."""
+    """Return the seconds that are left for a body, after `waited` seconds in which `received` bytes came."""
     return limits.body_seconds + received / limits.body_rate - waited
 
 
@@ -50,12 +51,12 @@ class Connections:
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
-        self._strangers: dict[Place, None] = {}  # the one that has been quiet for longest is the first
+        self._strangers: dict[Place, None] = {}  # in order: the first has been quiet for longest
         self._members: set[Place] = set()
         self._warned_at = -WARN_EVERY_SECONDS
 
     def admit(self, close: Callable[[], None]) -> "Place":
-        """A place for a new connection, which `close` ends at once."""
+        """Return a place for a new connection, which `close` ends at once."""
         while len(self._strangers) >= self.limits.strangers:
             self.close_quietest()
             self._warn(f"{self.limits.strangers} connections without an API key are open: the quietest are closed")
@@ -81,7 +82,7 @@ class Connections:
             self._members.add(place)
         return True
 
-    def _spoke(self, place: "Place") -> None:
+    def _mark_active(self, place: "Place") -> None:
         if place in self._strangers:
             del self._strangers[place]
             self._strangers[place] = None
@@ -106,12 +107,12 @@ class Place:
     def limits(self) -> ConnectionLimits:
         return self._connections.limits
 
-    def spoke(self) -> None:
-        """Record that a whole request head came."""
-        self._connections._spoke(self)
+    def head_received(self) -> None:
+        """Record that a whole request head was received."""
+        self._connections._mark_active(self)
 
     def authenticated(self) -> bool:
-        """Record that a request was authenticated. False: too many members are connected already."""
+        """Record that a request was authenticated. Return False if too many members are connected already."""
         return self._connections._promote(self)
 
     def release(self) -> None:

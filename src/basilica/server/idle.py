@@ -1,4 +1,4 @@
-"""The end of a server that nobody needs: no run is live, and nobody has asked anything for a while."""
+"""The exit of an idle server: one without a live run, and without a request for a while."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -8,18 +8,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from basilica.server.problems import unavailable
 
-NOT_A_USE = ("/health", "/metrics")  # what monitors ask for, whether or not anybody needs us
+NOT_A_USE = ("/health", "/metrics")  # monitors request these, whether or not the server is in use
 
 
 class IdleExit:
-    """Around the application. One timer, which looks when the time could be up and not before.
+    """Middleware around the application, with one timer, which fires when the time could be up and not before.
 
-    The decision to leave and the refusal of what comes after it are one step of the event loop, so that nobody makes a
-    run on a server that is about to go. They are answered 503, come back, and find or start another.
+    The decision to exit and the refusal of later requests are one step of the event loop, so that no client creates a
+    run on a server that is about to exit. Such a client is answered 503, retries, and finds or starts another server.
     """
 
     def __init__(self, app: ASGIApp, seconds: float, busy: Callable[[], bool]) -> None:
-        """`busy` tells whether a run is live."""
+        """`busy` returns whether a run is live."""
         self._app, self._seconds, self._busy = app, seconds, busy
         self._answering = 0
         self._since = 0.0
@@ -27,23 +27,23 @@ class IdleExit:
 
     @contextmanager
     def watching(self, leave: Callable[[], None]) -> Iterator[None]:
-        """Call `leave` when the time has come."""
+        """Call `leave` when the server has been idle for the time."""
         loop = asyncio.get_running_loop()
         timer: asyncio.TimerHandle
 
-        def look() -> None:
+        def check() -> None:
             nonlocal timer
             if self._answering or self._busy():
                 self._since = loop.time()
             left = self._since + self._seconds - loop.time()
             if left > 0:
-                timer = loop.call_later(left, look)
+                timer = loop.call_later(left, check)
             else:
                 self._leaving = True
                 leave()
 
         self._since = loop.time()
-        timer = loop.call_later(self._seconds, look)
+        timer = loop.call_later(self._seconds, check)
         try:
             yield
         finally:

@@ -1,4 +1,4 @@
-"""What ranks wrote: read, merged and followed."""
+"""Logs of ranks as responses: read, merged and followed."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,8 @@ GOING_AWAY = "the server is going away in the middle of a log"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogQuery:
-    """`ranks` None: all. `tail`: only the last lines of each. `cursors`: go on after these, by rank."""
+    """A request for logs. `ranks`: None for all. `tail`: only the last lines of each. `cursors`, by rank: the places to
+    continue after."""
 
     ranks: frozenset[int] | None
     tail: int | None
@@ -33,10 +34,10 @@ class LogQuery:
 async def answer_logs(
     query: LogQuery, deployment: Deployment, store: Store, runtime: Runtime, closing: asyncio.Event
 ) -> Response:
-    """A stream of what is there and, if it is followed, of what comes. No more of it is held than is being sent."""
+    """Stream the lines so far and, if followed, those to come. Memory holds no more than the chunk being sent."""
     run = run_of(deployment)
     for rank, cursor in query.cursors.items():
-        await _check_cursor(runtime, run, rank, cursor)  # while a refusal can still be answered
+        await _check_cursor(runtime, run, rank, cursor)  # before the first byte: a refusal can still be answered
     merged = deployment.spec.world.max > 1 if query.ranks is None else len(query.ranks) > 1
     style = LogFormat(as_json=query.as_json, prefix=merged)
     media = NDJSON if query.as_json else "text/plain; charset=utf-8"
@@ -79,7 +80,7 @@ async def _encoded(chunks: AsyncGenerator[LogChunk, None], style: "LogFormat") -
 
 
 def parse_cursors(text: str | None) -> dict[int, str]:
-    """`rank@cursor`, comma-separated: the cursors of an earlier answer."""
+    """Parse `rank@cursor`, comma-separated: the cursors of an earlier answer."""
     cursors: dict[int, str] = {}
     for part in text.split(",") if text else ():
         rank, _, cursor = part.partition("@")
@@ -90,7 +91,7 @@ def parse_cursors(text: str | None) -> dict[int, str]:
 
 
 async def _check_cursor(runtime: Runtime, run: Run, rank: int, cursor: str) -> None:
-    """What a cursor looks like is the runtime's affair: it refuses one that it did not give out."""
+    """Have the runtime validate a cursor: only the runtime knows their form, and refuses one that is not its own."""
     async with contextlib.aclosing(runtime.follow(run, rank, cursor)) as following:
         await anext(following, None)
 
@@ -99,7 +100,7 @@ async def _check_cursor(runtime: Runtime, run: Run, rank: int, cursor: str) -> N
 class LogFormat:
     """Plain text, with `rank| ` before each line where several ranks are merged; or one JSON object per line.
 
-    A chunk's last line carries the cursor: a reader that got only a part of a chunk has to ask for all of it again.
+    A chunk's last line carries the cursor: a reader of only a part of a chunk has to request the whole chunk again.
     """
 
     as_json: bool
@@ -122,9 +123,9 @@ class LogFormat:
 class LogFollower:
     """Merges the live logs of a run's ranks until the run is settled and every line has been read.
 
-    Ranks that are behind take turns, so that what is held for a reader that does not read is a few chunks, however many
-    ranks there are. A rank that was read to its end waits for more without a turn, and holds what woke it.
-    `complete` at the end unless the server closed before.
+    Ranks with unread lines take turns, so that a reader that does not read costs a few chunks of memory, for any number
+    of ranks. A rank that was read to its end waits for more without a turn, and keeps the chunk that woke it.
+    `complete` is true at the end unless the server closed before.
     """
 
     store: Store
@@ -147,13 +148,13 @@ class LogFollower:
                     yield chunk.result()
                     chunk = asyncio.create_task(self._chunks.get())
                 elif self._chunks.empty():
-                    keeper.result()  # raises what ended it early
+                    keeper.result()  # raises the error that ended it early
                     return
         finally:
             await cancel(keeper, chunk, *self._readers.values())
 
     async def _keep_readers(self, deployment: Deployment) -> None:
-        """A reader for each rank there is or comes to be; at the end, what they had not read yet."""
+        """Keep one reader for each rank, also for ranks that come later; at the end, read the lines that are left."""
         instance, version = deployment.instance, -1
         with contextlib.suppress(DeploymentNotFound):
             while not self.closing.is_set():
@@ -176,7 +177,7 @@ class LogFollower:
         return ranks if self.only is None else [r for r in ranks if r in self.only]
 
     async def _read(self, run: Run, rank: int, *, to_the_end: bool) -> None:
-        """Pass on a rank's lines from its cursor; the cursor moves only with what was passed on."""
+        """Relay a rank's lines from its cursor; the cursor moves only past lines that were relayed."""
         async with contextlib.aclosing(self.runtime.follow(run, rank, self.cursors.get(rank))) as chunks:
             woken_by: LogChunk | None = None
             while not self.closing.is_set():

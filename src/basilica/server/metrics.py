@@ -1,4 +1,4 @@
-"""What Prometheus reads at `/metrics`. Aggregates only: no names of users or runs."""
+"""The metrics that Prometheus reads at `/metrics`: aggregates only, without names of users or runs."""
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 

@@ -1,4 +1,4 @@
-"""Around every request: who asks, how large the body may be, and how long it took."""
+"""The middleware around every request: authentication, the limit of the body, and the metrics of its duration."""
 
 import time
 from functools import partial
@@ -17,7 +17,7 @@ MAX_ARCHIVE = 512 << 20
 ARCHIVES = "/archives"
 OPEN_PATHS = ("/", "/console/login", "/health", "/metrics", "/openapi.json", "/docs")
 OPEN_PREFIXES = ("/public/", "/console/assets/")
-# Browsers ask us too: what ranks wrote must never be taken for a page, whatever is in it, nor stay on their disk.
+# For browsers: the output of ranks must never be rendered as a page, whatever it contains, nor be cached on disk.
 IN_BROWSERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -27,11 +27,11 @@ IN_BROWSERS = {
 
 
 class BodyTooLarge(Exception):
-    """Raised out of `receive`, through whatever was reading."""
+    """Raised out of `receive`, through the reader of the body."""
 
 
 class Gate:
-    """Plain ASGI, since it is in the way of every request."""
+    """Plain ASGI middleware, since every request pays for it."""
 
     def __init__(self, app: ASGIApp, keys: Keys, sessions: Sessions, metrics: Metrics) -> None:
         self._app, self._keys, self._sessions, self._metrics = app, keys, sessions, metrics
@@ -43,7 +43,7 @@ class Gate:
         began = time.perf_counter()
         status = 500
 
-        async def noting_send(message: Message) -> None:
+        async def recording_send(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -53,7 +53,7 @@ class Gate:
             await send(message)
 
         try:
-            await self._handle(scope, receive, noting_send)
+            await self._handle(scope, receive, recording_send)
         finally:
             route = scope.get("route")
             path = getattr(route, "path", "unknown")
@@ -61,7 +61,7 @@ class Gate:
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        # A base URL that ends with a slash makes the published client ask for //deployments.
+        # A base URL that ends with a slash makes the published client request //deployments.
         path = scope["path"] = "/" + scope["path"].lstrip("/")
         if path not in OPEN_PATHS and not path.startswith(OPEN_PREFIXES):
             try:
@@ -99,7 +99,7 @@ class Gate:
             await too_large(scope, receive, send)
 
     async def _is_allowed(self, method: str, headers: Headers) -> bool:
-        """Asked again by answers that go on: a session or a key may end before them."""
+        """Return whether the request's access is valid. Lasting responses check again: a session or key may end."""
         try:
             await user_of(self._keys, self._sessions, method, headers)
         except AuthenticationError:

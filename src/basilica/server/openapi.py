@@ -1,4 +1,5 @@
-"""The OpenAPI document: what FastAPI derives from the routes, and the bodies, errors and keys that it cannot see."""
+"""The OpenAPI document: the part that FastAPI derives from the routes, and the bodies, errors and keys that it cannot
+derive."""
 
 from typing import Any
 
@@ -21,7 +22,7 @@ _ERRORS = {"400": "bad request", "401": "no or wrong key", "403": "not allowed",
 
 
 def describe(app: FastAPI) -> None:
-    """Replace the application's document with the complete one; made on first use, kept after."""
+    """Replace the application's document with the complete one, which is built on first use."""
     derive = app.openapi
 
     def complete() -> dict[str, Any]:

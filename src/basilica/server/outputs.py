@@ -1,4 +1,4 @@
-"""What ranks and the commands beside them give back, as answers."""
+"""Results of ranks and output of commands beside them, as responses."""
 
 import asyncio
 import json
@@ -15,9 +15,9 @@ rendering = Pool("results", 2)
 
 
 def render_results(results: Mapping[int, bytes | BadResult]) -> bytes:
-    """The ranks' JSON as it stands, which is Python's: `NaN` and `Infinity` may be in it.
+    """Return the ranks' JSON unchanged, which is Python's: `NaN` and `Infinity` may be in it.
 
-    A rank whose result cannot be given is named under `problems`, with the reason; `problems` is only there if any is.
+    A rank without a usable result is named under `problems`, with the reason; without such a rank the field is absent.
     """
     good: dict[int, bytes] = {}
     problems: dict[str, str] = {}
@@ -42,9 +42,10 @@ def _is_json(text: bytes) -> bool:
 async def stream_output(
     output: AsyncGenerator[Output | Exited, None], closing: asyncio.Event
 ) -> AsyncGenerator[bytes, None]:
-    """A line of JSON for each output, to the exit or until the server closes. Whoever stops reading ends the command.
+    """Yield a line of JSON for each output, to the exit or until the server closes. A reader that stops ends the
+    command.
 
-    If there is no exit code, since the runtime lost sight of the command or the server closes, the last line says why.
+    Without an exit code, since the runtime lost the command or the server closes, the last line gives the reason.
     """
     server_closes = asyncio.ensure_future(closing.wait())
     step: asyncio.Future[Output | Exited | None] = asyncio.ensure_future(anext(output, None))
@@ -53,12 +54,12 @@ async def stream_output(
             either: set[asyncio.Future[Any]] = {step, server_closes}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not step.done():
-                yield last_words("the server is going away, and the command was ended with it")
+                yield final_line("the server is going away, and the command was ended with it")
                 return
             try:
                 found = step.result()
             except BasilicaError as problem:
-                yield last_words(str(problem))
+                yield final_line(str(problem))
                 return
             match found:
                 case Output(stream, text):
@@ -74,6 +75,6 @@ async def stream_output(
         await output.aclose()
 
 
-def last_words(problem: str) -> bytes:
-    """The last line of a command that ends without an exit code."""
+def final_line(problem: str) -> bytes:
+    """Return the last line of a command that ends without an exit code."""
     return CommandOutput(stream="stderr", text=f"basilica: {problem}\n").to_json() + b"\n"

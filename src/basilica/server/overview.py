@@ -1,4 +1,4 @@
-"""All runs of a user as they change, as server-sent events: states, not differences. It costs nothing while nothing
+"""The stream of all runs of a user as server-sent events: states, not differences. It costs nothing while no run
 changes."""
 
 import asyncio
@@ -12,16 +12,16 @@ from basilica.core.names import namespace_of
 from basilica.server.streams import KEEP_ALIVE_SECONDS, cancel
 from basilica.wire.console import RunChanges, RunRow, render_damaged_row, render_row
 
-BATCH = 50  # others have their turn in the loop after each
-PACE_SECONDS = 0.1  # however fast runs change; what changes meanwhile is told once
+BATCH = 50  # after each batch, other tasks of the loop have their turn
+PACE_SECONDS = 0.1  # between events, however fast runs change; changes in between are folded into one state
 
 
 async def watch_all(plane: ControlPlane, user: str, since: int, closing: asyncio.Event) -> AsyncGenerator[bytes, None]:
-    """What changed after version `since`, with the names of all that there are; then every change.
+    """Yield the runs that changed after version `since`, with the names of all runs; then every change.
 
-    An event has an id, from which a reader can go on, only when it tells all that has changed up to that version.
+    An event has an id, after which a reader can resume, only when it completes all changes up to that version.
     """
-    names = plane.store.changes()  # first, so that nothing falls between the list and the changes
+    names = plane.store.changes()  # first, so that no change falls between the list and the subscription
     step = asyncio.ensure_future(anext(names, None))
     ending = asyncio.ensure_future(closing.wait())
     try:
@@ -51,7 +51,7 @@ async def watch_all(plane: ControlPlane, user: str, since: int, closing: asyncio
                     return
                 changed.append(name)
                 step = asyncio.ensure_future(anext(names, None))
-                await asyncio.sleep(0)  # lets it find what is there already
+                await asyncio.sleep(0)  # lets the task finish if another name is there already
             rows, deleted = [], []
             for name in changed:
                 try:
@@ -59,7 +59,7 @@ async def watch_all(plane: ControlPlane, user: str, since: int, closing: asyncio
                 except DeploymentDamaged as error:
                     deployment = error.run
                 except DeploymentNotFound:
-                    if name in mine:  # else it was never this user's to know of
+                    if name in mine:  # else it was another user's run
                         mine.discard(name)
                         deleted.append(name)
                     continue

@@ -1,7 +1,7 @@
-"""The console in the browser: its page, how one gets into it, and what only it asks for.
+"""The browser console: its page, its login, and the routes that only the page calls.
 
-The page is plain files that come with the package. They are the same for everybody and hold no secret, so they need no
-login; what they show is asked for with the session's cookie.
+The page is plain files of the package. They are the same for every user and contain no secret, so they need no login;
+the page requests its data with the session's cookie.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ def files() -> dict[str, File]:
 def add_console(router: APIRouter, plane: ControlPlane, keys: Keys, sessions: Sessions, closing: asyncio.Event) -> None:
     @router.get("/", include_in_schema=False)
     async def page(request: Request) -> Response:
-        if "text/html" not in request.headers.get("accept", ""):  # a client that made this path of a name of dots
+        if "text/html" not in request.headers.get("accept", ""):  # a client whose run has a name of dots
             return plain(404, "GET /: this is a page for browsers")
         return _answer_file(request, PAGE)
 
@@ -91,7 +91,7 @@ def add_console(router: APIRouter, plane: ControlPlane, keys: Keys, sessions: Se
     async def log_in(request: Request, code: Annotated[str, Query(max_length=200)] = "") -> Response:
         token = sessions.open(code)
         held = sessions.token_in(request.headers.get("cookie"))
-        if token is None:  # somebody who is in already may come here again, by the browser's history
+        if token is None:  # a user who is logged in may return here through the browser's history
             here = held is not None and sessions.find(held) is not None
             return _redirect("/" if here else LINK_IS_USED_UP)
         if held is not None:
@@ -120,7 +120,7 @@ def add_console(router: APIRouter, plane: ControlPlane, keys: Keys, sessions: Se
 
     @router.get("/console/session", response_model=BrowserSession)
     async def session(request: Request) -> Response:
-        """Who is logged in, and the server's clock."""
+        """The user who is logged in, and the server's clock."""
         user: str = request.scope["state"]["user"]
         return _private(BrowserSession(user=user, version=__version__, now=rfc3339(plane.now())))
 
@@ -131,8 +131,8 @@ def add_console(router: APIRouter, plane: ControlPlane, keys: Keys, sessions: Se
         last_event_id: Annotated[int | None, Header(ge=0, le=2**63 - 1)] = None,
     ) -> Response:
         """All runs of the user as server-sent events: first those that changed after version `since` (or
-        Last-Event-ID), with the names of all that there are, then every change. An event with an id is complete: a
-        reader can go on from there."""
+        Last-Event-ID), with the names of all runs, then every change. An event with an id is complete: a reader can
+        resume after it."""
         user: str = request.scope["state"]["user"]
         changes = watch_all(plane, user, since if last_event_id is None else last_event_id, closing)
         return LastingResponse(changes, media_type=EVENTS)
@@ -151,7 +151,7 @@ _SSE = {
 
 
 def _answer_file(request: Request, name: str) -> Response:
-    """Asked for again at every visit and sent again only if it has changed: a new server has a new page at once."""
+    """Answer a file of the page. Browsers revalidate it at every visit, so a new server's page is in use at once."""
     file = files().get(name)
     if file is None:
         return plain(404, f"the console has no file {name[:100]!r}")

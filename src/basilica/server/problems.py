@@ -1,4 +1,4 @@
-"""Errors as answers: one place that turns an exception into a status and a body."""
+"""Errors as responses: the one place that maps an exception to a status and a body."""
 
 import time
 
@@ -25,7 +25,7 @@ from basilica.core.errors import (
 from basilica.wire.base import rfc3339
 from basilica.wire.responses import ErrorDetail, Problem
 
-# The first class that matches decides, so that subclasses of several bases get the more special one.
+# The first class that matches decides, so that a subclass of several bases gets the more specific status.
 _STATUS: tuple[tuple[type[BasilicaError], int], ...] = (
     (ValidationError, 400),
     (AuthenticationError, 401),
@@ -62,14 +62,14 @@ def answer(error: BasilicaError) -> Response:
 
 
 def unavailable(message: str) -> Response:
-    """A refusal for the moment, after which the connection is closed."""
+    """Return a temporary refusal, after which the connection is closed."""
     response = answer(StoreUnavailable(message))
     response.headers["Connection"] = "close"
     return response
 
 
 def plain(status: int, message: str) -> Response:
-    """An error of HTTP itself: no such route, method not allowed, body too large."""
+    """Return an error of HTTP itself: no such route, method not allowed, body too large."""
     return problem(status, _HTTP_CODES.get(status, "BASILICA_API_BAD_REQUEST"), message)
 
 
@@ -83,7 +83,7 @@ def problem(
 
 
 def _details(error: BasilicaError) -> dict[str, object] | None:
-    """The facts of an error, so that a client can raise the same class with the same attributes."""
+    """Return the attributes of an error, so that a client can raise the same class with the same attributes."""
     match error:
         case WorldSizeOutOfBounds():
             return {"requested": error.requested, "min": error.min, "max": error.max}

@@ -1,5 +1,5 @@
-"""HTTP/1.1 as uvicorn speaks it, with bounds on what a client can make us hold and for how long it can keep us waiting,
-and our own body for what is not HTTP."""
+"""uvicorn's HTTP/1.1 protocol, with bounds on the memory and the time that a client can cost, and our own error body
+for bytes that are not HTTP."""
 
 import asyncio
 from typing import Any
@@ -9,16 +9,16 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from basilica.server.connections import Place
-from basilica.server.patience import Owed, Patience
 from basilica.server.problems import plain
+from basilica.server.timeouts import ClientTimeouts, Owed
 
 MAX_HEAD = 256 << 10
 MAX_PIPELINED = 64  # one packet holds thousands
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """The parser has no bounds of its own: a head that never ends, or requests without end behind one that is being
-    answered, would fill the memory."""
+    """The protocol with bounds. The parser has none of its own: an endless head, or endless requests pipelined behind
+    an unanswered one, would fill the memory."""
 
     _in_head = True
     _head_size = 0
@@ -32,12 +32,12 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.flow = self._patience = Patience(transport, self._place.limits, self._is_late)
+        self.flow = self._timeouts = ClientTimeouts(transport, self._place.limits, self._is_late)
         self._place.close = transport.abort
-        self._patience.expect_head()
+        self._timeouts.expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._patience.end()
+        self._timeouts.end()
         self._place.release()
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
@@ -47,16 +47,16 @@ class HttpProtocol(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         super().shutdown()
-        self._patience.hurry()
+        self._timeouts.hurry()
 
     def _close(self) -> None:
-        """Close once all is sent, and without that if the client does not take it."""
+        """Close once all is sent, or without sending it if the client does not read."""
         if not self.transport.is_closing():
             self.transport.close()
-        self._patience.expect_reading()
+        self._timeouts.expect_reading()
 
     def _is_late(self, what: Owed) -> None:
-        """Close the connection of a client that is late, with an answer if that cannot be mistaken for another's."""
+        """Close the connection of a late client, with an answer if that cannot be taken for another request's."""
         free = not self._answering if what == "head" else not self.cycle.response_started
         if free and not self.pipeline:
             seconds = self._place.limits.head_seconds if what == "head" else self._place.limits.body_seconds
@@ -79,7 +79,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._head_size += len(data)
             if self._head_size > MAX_HEAD:
                 self._refuse(431, f"the request's line and headers are larger than {MAX_HEAD} bytes")
-        elif waited_for_next and not self._in_body and not self._answering:  # it was no request, but an empty line
+        elif waited_for_next and not self._in_body and not self._answering:  # an empty line came, not a request
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
@@ -87,36 +87,36 @@ class HttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._in_head, self._head_size = True, 0
         if not self._answering:
-            self._patience.expect_head()
+            self._timeouts.expect_head()
         super().on_message_begin()
         self.scope["state"]["authenticated"] = self._place.authenticated
 
     def on_headers_complete(self) -> None:
         self._in_head, self._in_body = False, True
-        self._place.spoke()
-        self._patience.expect_body()
+        self._place.head_received()
+        self._timeouts.expect_body()
         if len(self.pipeline) < MAX_PIPELINED:
             super().on_headers_complete()
         else:
             self.transport.abort()
 
     def on_body(self, body: bytes) -> None:
-        self._patience.body_came(len(body))
+        self._timeouts.body_received(len(body))
         if not self.transport.is_closing():
             super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._in_body = False
-        self._patience.expect_nothing()
+        self._timeouts.expect_nothing()
         if not self.transport.is_closing():
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.transport.is_closing():
-            self._patience.expect_reading()
+            self._timeouts.expect_reading()
         elif self._in_head and not self.pipeline and not self._answering:
-            self._patience.expect_head()  # a part of the next one is there already
+            self._timeouts.expect_head()  # a part of the next request is there already
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, msg)

@@ -1,7 +1,7 @@
-"""What ranks report, on its way to those who ask: last values with every answer about a run, fresh ones for watchers.
+"""The relay of ranks' reports to readers: last values with every answer about a run, fresh ones for watchers.
 
-Nothing of it is stored: a status row is not written at every step. Whoever watches gets fresh values about once a
-second while ranks report, and costs nothing while they do not.
+Reports are not stored: a status row is not written at every step. A watcher gets fresh values about once a second while
+ranks report, and costs nothing while they do not.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ TRY_AGAIN_SECONDS = 15.0
 
 
 async def last_reports(runtime: Runtime, deployment: Deployment) -> Mapping[int, Report]:
-    """By rank; none where the runtime cannot tell, which is no reason to refuse the rest of the answer."""
+    """Return the last reports by rank; none if the runtime is unavailable: the rest of the answer is still of use."""
     try:
         return await runtime.reports(run_of(deployment))
     except RuntimeUnavailable:
@@ -30,7 +30,7 @@ def newest(reports: Mapping[int, Report]) -> float:
 
 
 class Fresh:
-    """When somebody who watches a run has fresh values to get. `seen`: up to when it knows them."""
+    """The wait of a run's watcher for fresh values. `seen`: the time of the newest value that the watcher has."""
 
     def __init__(self, runtime: Runtime, seen: float) -> None:
         self._runtime = runtime

@@ -1,6 +1,6 @@
-"""The REST routes: parse, ask the control plane, render. Decisions are elsewhere.
+"""The REST routes: each parses, calls the control plane and renders. The control plane decides.
 
-Bodies are parsed from their bytes and answers written as bytes, so that each is converted once; the models are named
+Bodies are parsed from bytes and answers are written as bytes, so that each is converted once; the models are declared
 for the OpenAPI document.
 """
 
@@ -19,7 +19,7 @@ from basilica.core.spec import check_command
 from basilica.core.why import why, with_troubles
 from basilica.server.logs import NDJSON, LogQuery, answer_logs, parse_cursors
 from basilica.server.metrics import Metrics
-from basilica.server.outputs import last_words, render_results, rendering, stream_output
+from basilica.server.outputs import final_line, render_results, rendering, stream_output
 from basilica.server.reports import Fresh, last_reports, newest
 from basilica.server.streams import LastingResponse, next_change, wait_until_removed, watch
 from basilica.version import __version__
@@ -58,7 +58,7 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
         return Response(rendered(deployment), status, media_type=JSON)
 
     async def reported(deployment: Deployment) -> tuple[bytes, float]:
-        """With what its ranks reported, and up to when."""
+        """Return the run with the last reports of its ranks, and the time of the newest."""
         reports = await last_reports(plane.runtime, deployment)
         answer = render_deployment(plane.shown(deployment), plane.now(), reports, plane.unattended())
         return answer.to_json(), newest(reports)
@@ -134,7 +134,7 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
         """Delete the user's runs that ended more than `older_than` seconds ago, with their logs."""
         return json_answer(out.Pruned(deleted=await plane.prune(_user(request), older_than)))
 
-    # ---- looking -------------------------------------------------------------------------------------------------
+    # ---- reading -------------------------------------------------------------------------------------------------
 
     @router.get("/deployments/{name}/watch", response_model=out.DeploymentResponse, responses=_WATCH_RESPONSES)
     async def watch_deployment(
@@ -199,7 +199,7 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
         since: Annotated[float, Query(ge=0, le=1e10, allow_inf_nan=False)] = 0.0,
         points: Annotated[int, Query(ge=2, le=POINTS_MAX)] = POINTS_DEFAULT,
     ) -> Response:
-        """What ranks reported with `basilica.report`, by rank, worker and metric, over all attempts.
+        """The series that ranks reported with `basilica.report`, by rank, worker and metric, over all attempts.
 
         Each series has at most `points` points: where there are more, neighbours become one, with their mean, minimum
         and maximum. `since`: none from before that moment, in seconds since 1970.
@@ -224,7 +224,7 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
         limit: Annotated[int | None, Query(ge=1, le=10_000)] = None,
         since: Version = 0,
     ) -> Response:
-        """Newest first; equal ones are folded into `count`. `since`: only what happened after that version."""
+        """The events, newest first; equal ones are folded into `count`. `since`: only those after that version."""
         deployment = await plane.get(_user(request), name)
         events = await plane.store.events(deployment.instance, limit=limit, since=since)
         rows = [render_event(plane.shown(e)) for e in events]
@@ -241,7 +241,7 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
         since: Annotated[str | None, Query(max_length=100_000)] = None,
         accept: Annotated[str, Header()] = "*/*",
     ) -> Response:
-        """What ranks wrote, as text, or as one JSON object per line with `Accept: application/x-ndjson`.
+        """The output of ranks as text, or as one JSON object per line with `Accept: application/x-ndjson`.
 
         Several ranks are merged, each line with `rank| ` before it. `tail`: the last lines of each rank. `follow`:
         until the run has ended. `since`: go on after cursors of an earlier JSON answer, comma-separated.
@@ -263,17 +263,17 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
 
     @router.get("/deployments/{name}/results", response_model=out.Results)
     async def get_results(request: Request, name: str) -> Response:
-        """What ranks wrote to their result files: what a shipped function returned."""
+        """The ranks' result files: the values that a shipped function returned."""
         found = await plane.runtime.results(await plane.run(_user(request), name))
         return Response(await rendering.run(render_results, found), media_type=JSON)
 
     @router.post("/deployments/{name}/exec", response_class=Response, responses=_EXEC_RESPONSES)
     async def execute_command(request: Request, name: str) -> Response:
-        """Run a command beside a rank, with its environment, directory and limits. It ends when the caller goes away,
-        its key is revoked, the rank is stopped, or the server ends.
+        """Run a command beside a rank, with its environment, directory and limits. The command ends when the caller
+        disconnects, its key is revoked, the rank is stopped, or the server ends.
 
-        The answer is one JSON object per line: what it writes, and at last `exitCode`. Without that the command was
-        ended or lost sight of, and the last line says why.
+        The answer is one JSON object per line: the command's output, then `exitCode`. Without `exitCode` the command
+        was ended or the server lost it, and the last line gives the reason.
         """
         body = inc.parse(inc.ExecBody, await request.body())
         deployment = await plane.get(_user(request), name)
@@ -281,8 +281,8 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
             raise ValidationError("rank", body.rank, f"this run has ranks 0 to {deployment.spec.world.max - 1}")
         check_command(body.command)
         output = plane.runtime.execute(run_of(deployment), body.rank, body.command)
-        await anext(output)  # while a refusal can still be answered
-        farewell = last_words(f"{ACCESS_ENDED}, and the command was ended")
+        await anext(output)  # a refusal comes here, while it can still be the answer's status
+        farewell = final_line(f"{ACCESS_ENDED}, and the command was ended")
         return LastingResponse(stream_output(output, closing), media_type=NDJSON, farewell=farewell)
 
     # ---- the account and the server --------------------------------------------------------------------------------
@@ -313,7 +313,7 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
 
     @router.get("/health", response_model=out.Health)
     async def health() -> Response:
-        """Whether the server is well. It serves while it is `degraded`, too: the troubles say what is wrong."""
+        """The server's health. A `degraded` server still serves; `troubles` lists its faults."""
         now, troubles = rfc3339(plane.now()), await plane.troubles()
         return json_answer(
             out.Health(
@@ -330,18 +330,18 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
     async def prometheus() -> Response:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    # ---- what the official client can ask for and a server of one's own does not have ------------------------------
+    # ---- routes that the published client calls and a self-hosted server has nothing for ---------------------------
 
     @router.get("/billing/balance", response_model=out.Balance)
     async def balance() -> Response:
-        """Nothing is charged here."""
+        """The balance, which is always zero: this server charges nothing."""
         return json_answer(out.Balance(balance="0", last_updated=rfc3339(plane.now())))
 
     @router.get("/billing/usage", response_model=out.BillingUsage)
     async def billing_usage(
         limit: Annotated[int, Query(ge=0, le=2**32 - 1)] = 50, offset: Annotated[int, Query(ge=0, le=2**32 - 1)] = 0
     ) -> Response:
-        """Rentals, of which there are none; what runs used is at `/usage`."""
+        """The list of rentals, which is always empty; the usage of runs is at `/usage`."""
         return json_answer(out.BillingUsage(rentals=[], total_count=0))
 
     @router.get("/deployments/{name}/share-token", response_model=out.ShareTokenStatus)

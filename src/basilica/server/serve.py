@@ -1,4 +1,4 @@
-"""A control plane as a process: listens, says where, and lets go cleanly when told to."""
+"""A control plane as a process: it listens, publishes its address, and shuts down cleanly on a signal."""
 
 import asyncio
 import contextlib
@@ -38,13 +38,14 @@ log = logging.getLogger("basilica.server")
 
 DEFAULT_USER = "local"
 DRAIN_SECONDS = 5
-# Longer than clients keep theirs (90 s in the published one), so that it is they who close a connection. It polls every
-# 5 s, does not repeat a request that meets a closing connection, and deletes the run that it was waiting for.
+# Longer than the keep-alive of clients (90 s in the published one), so that the client closes a connection. The
+# published client polls every 5 s, does not repeat a request that meets a closing connection, and then deletes the run
+# that it was waiting for.
 KEEP_ALIVE_SECONDS = 120
 
 
 class CannotServe(BasilicaError):
-    """The server was asked for something that it refuses to do, with what to do instead."""
+    """A refusal to serve as requested; the message names the alternative."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +67,7 @@ class Listen:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a server is put together from; the adapters are chosen in `wiring`."""
+    """The parts of a server; `wiring` chooses the adapters."""
 
     store: Store
     keys: Keys
@@ -74,13 +75,13 @@ class Parts:
     clock: Clock
     settings: Settings
     unattended: Callable[[], Absence | None] = lambda: None
-    keep_clock: Callable[[], None] = lambda: None  # writes down where the clock's time line begins
+    keep_clock: Callable[[], None] = lambda: None  # persists the origin of the clock's time line
     troubles: Callable[[], list[Trouble]] = list
 
 
 async def serve(parts: Parts, listen: Listen, state_dir: Path, announce: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT, or until idle for as long as the settings say. Ranks go on; the next server
-    adopts them."""
+    """Serve until SIGTERM or SIGINT, or until idle for the time of the settings. Ranks go on; the next server adopts
+    them."""
     _check_tls(listen)
     key_file = await ensure_key(parts.keys, parts.clock, state_dir, listen)
     closing = asyncio.Event()
@@ -92,7 +93,7 @@ async def serve(parts: Parts, listen: Listen, state_dir: Path, announce: Callabl
     seconds = parts.settings.idle_exit_seconds
     idle = None if seconds is None else IdleExit(app, seconds, lambda: controller.busy)
     server = _Server(_config(idle or app, listen), closing)
-    with contextlib.closing(bind(listen)) as sock, server.obeying_signals():
+    with contextlib.closing(bind(listen)) as sock, server.handling_signals():
         url = _url(listen, sock)
         try:
             await _start(controller, state_dir)
@@ -107,15 +108,15 @@ async def serve(parts: Parts, listen: Listen, state_dir: Path, announce: Callabl
 
 
 async def serve_stateless(parts: Parts, listen: Listen, announce: Callable[[str], None]) -> None:
-    """Serve the API until SIGTERM or SIGINT, where an operator elsewhere does what is wanted. Nothing is kept here."""
+    """Serve the API until SIGTERM or SIGINT; an operator elsewhere is the controller. This process keeps no state."""
     _check_tls(listen)
     closing = asyncio.Event()
     plane = ControlPlane(parts.store, parts.runtime, parts.clock, parts.settings, parts.unattended, parts.troubles)
     app = build_app(plane, parts.keys, Metrics(), closing)
     server = _Server(_config(app, listen), closing)
-    with contextlib.closing(bind(listen)) as sock, server.obeying_signals():
+    with contextlib.closing(bind(listen)) as sock, server.handling_signals():
         try:
-            await parts.runtime.start(_nobody_turns)
+            await parts.runtime.start(_ignore_wake)
             announce(_url(listen, sock))
             await server.serve(sockets=[sock])
         finally:
@@ -132,7 +133,7 @@ def _clock_moved(parts: Parts, controller: Controller) -> None:
     controller.rearm()
 
 
-def _nobody_turns(instance: str) -> None:
+def _ignore_wake(instance: str) -> None:
     pass
 
 
@@ -143,8 +144,8 @@ async def _start(controller: Controller, state_dir: Path) -> None:
         raise CannotServe(f"cannot take up what is in {state_dir}: {error}") from error
 
 
-async def take_key(keys: Keys, clock: Clock, api_key: str | None) -> None:
-    """Have the key that the server was started with work, if there was one."""
+async def register_key(keys: Keys, clock: Clock, api_key: str | None) -> None:
+    """Register the key that the server was started with, if any."""
     if api_key is None:
         return
     api_key = check_key(api_key)
@@ -153,7 +154,8 @@ async def take_key(keys: Keys, clock: Clock, api_key: str | None) -> None:
 
 
 async def ensure_key(keys: Keys, clock: Clock, state_dir: Path, listen: Listen) -> Path:
-    """The file with the key of the local user; it is made on the first start, unless others could then reach us."""
+    """Return the file with the key of the local user. The first start creates it, unless the server listens beyond
+    loopback."""
     path = state_dir / "api-key"
     if path.exists() and await keys.find_key(digest_of(_read_text(path).strip())) is not None:
         return path
@@ -162,7 +164,7 @@ async def ensure_key(keys: Keys, clock: Clock, state_dir: Path, listen: Listen) 
             f"refusing to listen on {listen.host} without any API key: make one with "
             "'basilica keys create --user NAME', or give --api-key-file"
         )
-    key = new_key()  # also instead of one that was revoked: a restart must not bring that back
+    key = new_key()  # also in place of a revoked one: a restart must not restore it
     _write_private(path, key + "\n")
     await keys.add_key(key_record(key, DEFAULT_USER, clock.now() + clock.shift(), note="made by the server"))
     return path
@@ -176,7 +178,7 @@ def _read_text(path: Path) -> str:
 
 
 def _write_private(path: Path, text: str) -> None:
-    """For the owner's eyes only, and whole or not at all."""
+    """Write a file that only its owner can read, atomically."""
     fresh = path.with_name(path.name + ".new")
     try:
         fresh.unlink(missing_ok=True)
@@ -195,7 +197,7 @@ def _check_tls(listen: Listen) -> None:
         return
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
-        # With a password given, an encrypted key is an error instead of a question that nobody answers.
+        # With a password given, an encrypted key is an error instead of a prompt that nobody answers.
         context.load_cert_chain(listen.tls_cert, listen.tls_key, password="")
     except OSError as error:
         files = f"--tls-cert {listen.tls_cert} and --tls-key {listen.tls_key}"
@@ -203,9 +205,9 @@ def _check_tls(listen: Listen) -> None:
 
 
 def bind(listen: Listen) -> socket.socket:
-    """The socket to serve on; in the backlog of its connections nobody is lost while the server starts."""
+    """Return the listening socket; its backlog keeps connections that arrive while the server starts."""
     family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio sets TCP_NODELAY only if told
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # without it, asyncio sets no TCP_NODELAY
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((listen.host, listen.port))
@@ -240,7 +242,7 @@ def _config(app: object, listen: Listen) -> uvicorn.Config:
 
 
 class _Server(LimitedServer):
-    """uvicorn, which tells answers that go on (streams, long polls) to end before it waits for them."""
+    """uvicorn, which ends lasting responses (streams, long polls) before it waits for them."""
 
     def __init__(self, config: uvicorn.Config, closing: asyncio.Event) -> None:
         super().__init__(config)
@@ -248,25 +250,26 @@ class _Server(LimitedServer):
         self.withdraw: Callable[[], None] = _nothing
 
     def leave(self) -> None:
-        """Nobody needs us any more."""
+        """Exit because the server is idle."""
         log.info("idle: no run is live and nobody asks")
         self.withdraw()
         self.should_exit = True
 
     def handle_exit(self, sig: int, frame: object) -> None:
         super().handle_exit(sig, frame)  # type: ignore[arg-type]
-        self.force_exit = False  # a second Ctrl-C must not leave the state half-closed
+        self.force_exit = False  # a second Ctrl-C must not abort the closing of the state
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self.withdraw()  # first: who finds us may still come in
+        self.withdraw()  # before the socket closes, so that no client finds a note of a server that refuses it
         self._closing.set()
         await super().shutdown(sockets)
 
     @contextlib.contextmanager
-    def obeying_signals(self) -> Iterator[None]:
-        """Handle SIGTERM and SIGINT and, unlike uvicorn, do not raise them again afterwards: we end by returning.
+    def handling_signals(self) -> Iterator[None]:
+        """Handle SIGTERM and SIGINT and, unlike uvicorn, do not raise them again afterwards: the process ends by
+        returning.
 
-        From before anybody is told that we are here, so that nobody can end us halfway.
+        The handlers are installed before the address is published, so that no client can interrupt the start.
         """
         before = {sig: signal.signal(sig, self.handle_exit) for sig in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -282,8 +285,8 @@ def _nothing() -> None:
 
 @contextlib.contextmanager
 def _note(state_dir: Path, url: str, key_file: Path, listen: Listen) -> Iterator[Callable[[], None]]:
-    """Where this server can be found, for clients on the same machine; gone when it stops, or as soon as the function
-    that it yields is called. Pid and start are one process for ever: nobody takes another for us."""
+    """Publish this server's address to clients on the same machine, in a file that is removed when the server stops
+    or the yielded function is called. Pid and start time identify one process for ever: no other passes for it."""
     path = state_dir / NOTE_FILE
     note: dict[str, object] = {"url": url, "pid": os.getpid(), "keyFile": str(key_file), "startedAt": time.time()}
     ticks = start_of(os.getpid())
@@ -301,7 +304,7 @@ def _note(state_dir: Path, url: str, key_file: Path, listen: Listen) -> Iterator
 
 @contextlib.asynccontextmanager
 async def _retention(plane: ControlPlane) -> AsyncIterator[None]:
-    """Delete what is too old now and every hour: archives that nobody uses and, where the server was told to, runs."""
+    """Remove old archives that no run uses and, if the settings have a retention, old runs: now and every hour."""
     task = asyncio.create_task(repeat_hourly(plane.retention.works))
     try:
         yield

@@ -1,8 +1,8 @@
-"""Browser sessions: opened by one-time links, so that nobody pastes a key and no browser keeps one.
+"""Browser sessions, opened by one-time links, so that nobody pastes a key and no browser stores one.
 
-A link is made with an API key and is good for one login within minutes. The session that it opens ends by itself
-after a week, by a log-out, and with the key that it was opened with. Sessions are kept in a file beside the state, so
-that an open page finds itself logged in when the server comes back; only digests of their tokens are in it.
+A link is made with an API key and is valid for one login within minutes. Its session expires after a week, and ends
+with a log-out or with the key of the link. Sessions are persisted in a file beside the state, so that an open page
+remains logged in when the server restarts; the file has only digests of their tokens.
 """
 
 import json
@@ -32,7 +32,7 @@ Kept = TypeVar("Kept")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """`code` opens one session of `user` until then."""
+    """A one-time login: until it expires, `code` opens one session of `user`."""
 
     code: str
     user: str
@@ -48,18 +48,18 @@ class Session:
 
 
 class Sessions:
-    """With a `path` they outlive the server."""
+    """All links and sessions. With a `path`, sessions outlive the server."""
 
     def __init__(self, clock: Clock, path: Path | None = None) -> None:
         self._clock, self._path = clock, path
         self._links: dict[str, Link] = {}  # oldest first, as the sessions
         self._sessions: dict[str, Session] = {}
-        # A browser gives cookies to every port of a host: by a name of its own each server there keeps its session.
+        # A browser sends cookies to every port of a host: a name of its own keeps each server's session apart.
         self.cookie = f"basilica-{secrets.token_hex(4)}"
         self._load()
 
     def offer(self, key: ApiKey) -> Link:
-        """A one-time link for the owner of a key."""
+        """Return a new one-time link for the owner of a key."""
         now = self._clock.now()
         self._links = _newest({c: link for c, link in self._links.items() if link.expires_at > now}, LINKS_KEPT - 1)
         link = Link(code=secrets.token_urlsafe(32), user=key.user, key_digest=key.digest, expires_at=now + LINK_SECONDS)
@@ -67,7 +67,7 @@ class Sessions:
         return link
 
     def open(self, code: str) -> str | None:
-        """The token of a new session; None for a code that was used, is too old, or never was one."""
+        """Open a session and return its token; None for a code that is used, expired or unknown."""
         link = self._links.pop(code, None)
         now = self._clock.now()
         if link is None or link.expires_at <= now:
@@ -90,11 +90,11 @@ class Sessions:
             self._save()
 
     def token_in(self, cookies: str | None) -> str | None:
-        """Ours, among the cookies of a request."""
+        """Return this server's token among the cookies of a request."""
         return cookie_parser(cookies).get(self.cookie) if cookies else None
 
     def _load(self) -> None:
-        """What cannot be read is no reason not to serve: people log in again."""
+        """Load the persisted sessions. An unreadable file does not prevent serving: people log in again."""
         if self._path is None:
             return
         try:
@@ -105,7 +105,7 @@ class Sessions:
             self._sessions = {}
 
     def _save(self) -> None:
-        """For the owner's eyes only, and whole or not at all."""
+        """Write the file atomically, readable only by its owner."""
         if self._path is None:
             return
         fresh = self._path.with_name(self._path.name + ".new")
@@ -124,7 +124,7 @@ def _newest(kept: dict[str, Kept], count: int) -> dict[str, Kept]:
 
 
 async def user_of(keys: Keys, sessions: Sessions, method: str, headers: Headers) -> str:
-    """Who asks: by the key of the Authorization header, else by the session of the cookie."""
+    """Return the requesting user: by the key of the Authorization header, else by the session of the cookie."""
     header, token = headers.get("authorization"), sessions.token_in(headers.get("cookie"))
     if header is not None or token is None:
         return (await authenticate(keys, header)).user
@@ -137,6 +137,6 @@ async def user_of(keys: Keys, sessions: Sessions, method: str, headers: Headers)
 
 
 def _from_our_page(headers: Headers) -> bool:
-    """A browser adds the cookie to requests that any page makes. No other page can send our header along, since we
-    never tell a browser that it may; and all current browsers say themselves where a request comes from."""
+    """Return whether the console made the request. A browser adds the cookie to requests of any page. No other page
+    can send our header, since no CORS answer permits it; and all current browsers name the origin of a request."""
     return CONSOLE_HEADER in headers and headers.get("sec-fetch-site", "same-origin") == "same-origin"

@@ -1,4 +1,4 @@
-"""Answers that go on: a run's changes as server-sent events."""
+"""Lasting responses: streams that end with their reader's access, and a run's changes as server-sent events."""
 
 import asyncio
 import contextlib
@@ -19,13 +19,13 @@ from basilica.server.reports import Fresh
 log = logging.getLogger("basilica.server")
 
 KEEP_ALIVE_SECONDS = 15.0
-ASK_AGAIN_SECONDS = 5.0  # whether the reader may still read
-COUNTDOWN_SECONDS = 2.0  # while the run says in how many seconds a rank starts again
+ASK_AGAIN_SECONDS = 5.0  # between two checks of the reader's access
+COUNTDOWN_SECONDS = 2.0  # between two states of a run that counts down to the restart of a rank
 
 
 class LastingResponse(StreamingResponse):
-    """An answer that goes on. It ends when its reader leaves, and soon after the session or the key that it was asked
-    for with; then `farewell` is the last of it."""
+    """A streamed response that ends when its reader disconnects, and soon after the session or the key of its request
+    ends; then `farewell` is its last chunk."""
 
     def __init__(self, content: AsyncGenerator[bytes, None], *, media_type: str, farewell: bytes = b"") -> None:
         super().__init__(content, media_type=media_type)
@@ -49,7 +49,7 @@ class LastingResponse(StreamingResponse):
         async with contextlib.aclosing(self._chunks):
             try:
                 await super().stream_response(send)
-            except BasilicaError as error:  # not completed, so that nobody takes the rest for the whole
+            except BasilicaError as error:  # the stream is not completed, so that no reader takes a part for the whole
                 log.warning("an answer broke off: %s", error)
 
 
@@ -62,7 +62,7 @@ async def _until_refused(allowed: Callable[[], Awaitable[bool]]) -> Literal[True
 
 
 async def begun(chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """The same chunks, the first of which is there already: a refusal that comes with it can still be answered."""
+    """Await the first chunk and return all chunks: a refusal that the first one raises can still be answered."""
     first = await anext(chunks, b"")
 
     async def whole() -> AsyncGenerator[bytes, None]:
@@ -83,9 +83,9 @@ async def watch(
     *,
     fresh: Fresh | None = None,
 ) -> AsyncGenerator[bytes, None]:
-    """Every change of a run newer than `since`, until it is settled or deleted. States, not differences: a reader
-    that was away misses no news, only steps in between. With `fresh`, also its state with what ranks reported since
-    (`render` tells up to when), and when time alone has changed what it says: how long a rank has been silent."""
+    """Yield every change of a run newer than `since`, until it is settled or deleted. The events are states, not
+    differences: a reader that reconnects misses only intermediate states. With `fresh`, also yield the state when ranks
+    have reported (`render` returns up to when), and when time alone changes it: how long a rank has been silent."""
     deployment, version, told = first, since, b""
     while not closing.is_set():
         if deployment.version > version:
@@ -94,7 +94,7 @@ async def watch(
             if fresh is not None:
                 fresh.shown(reported)
             yield sse("status", told, version)
-        if deployment.status.settled:  # also for a reader that had seen this much when its connection broke
+        if deployment.status.settled:  # also for a reader that had this state when its connection broke
             yield sse("end", b"{}", version)
             return
         try:
@@ -129,8 +129,8 @@ async def next_change(
     reader: Request | None = None,
     also: Coroutine[Any, Any, None] | None = None,
 ) -> Deployment | None:
-    """The next state; None when nothing happened for a while, the server is closing, the `reader` has gone, or `also`
-    is done."""
+    """Return the next state of a run; None after `seconds` without a change, or when the server is closing, the
+    `reader` has disconnected, or `also` is done."""
     seconds = KEEP_ALIVE_SECONDS if seconds is None else seconds
     change = asyncio.ensure_future(store.wait_change(instance, version, seconds))
     ends = [asyncio.ensure_future(closing.wait())]
@@ -146,7 +146,7 @@ async def next_change(
 
 
 async def wait_until_removed(store: Store, deployment: Deployment, seconds: float, closing: asyncio.Event) -> bool:
-    """True if the run is gone within that time; False as soon as the server is closing."""
+    """Return True once the run is removed; False after that time, or as soon as the server is closing."""
     version = deployment.version
     try:
         async with asyncio.timeout(seconds):

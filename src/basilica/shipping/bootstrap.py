@@ -1,5 +1,5 @@
-"""What a rank executes to run shipped source. Its text travels with the source: it needs nothing of ours, and it keeps
-to the Python that ranks may have. Nothing happens on import.
+"""The bootstrap of a rank that runs shipped source. Its text travels with the source: it needs no package of ours, and
+only the Python that ranks may have. It has no effect on import.
 
 `shipped` is one JSON object: `packages` for pip; then either `exec`, a command line, or `script`, a file that is here
 already, or `source` with `file`, `name` and `arguments` (a literal) of the function to call, or no name for a script,
@@ -47,10 +47,10 @@ def main(shipped: dict[str, Any], worker: bool = False) -> None:
         write(script, shipped["worker"])
         torchrun([os.path.expandvars(part) for part in shipped["torchrun"]], script, shipped.get("handler"))
         return
-    del os.environ["BASILICA_SOURCE"]  # it is long, and not for the programs that we start
+    del os.environ["BASILICA_SOURCE"]  # it is long, and child processes do not need it
     try:
         run(shipped)
-    except Exception as error:  # noqa: BLE001  shown as always, only without our own frames
+    except Exception as error:  # noqa: BLE001  shown as usual, but without our own frames
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename in ("<string>", "<basilica>"):
             trace = trace.tb_next
@@ -60,11 +60,11 @@ def main(shipped: dict[str, Any], worker: bool = False) -> None:
 
 
 def record(error: Exception) -> None:
-    """Leave the traceback where torch leaves it, and where whoever tells how this rank ended looks for it."""
+    """Write the traceback to torch's error file, from which the exit of this rank is explained."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
         return
-    import traceback  # noqa: PLC0415  a rank that does well starts sooner without it
+    import traceback  # noqa: PLC0415  a rank without a failure starts sooner without it
 
     said = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     more = {"py_callstack": said, "timestamp": str(int(time.time()))}
@@ -96,10 +96,10 @@ def torchrun(options: list[str], script: str, handler: str | None) -> None:
 def count_own_failures_only() -> None:
     """Let an agent restart its workers without a cost when they fell because a peer had gone.
 
-    torch counts each fall of a worker. A rank that is lost, or drained, makes the workers of all others fall, so a
-    budget of 0, which is what agents have unless the user gives them another, would end them all. An agent whose
-    workers fell on their own ends at once (or pays a restart, where it has one). One whose workers name a lost
-    connection meets the others first, and learns there whether somebody has gone or has paid.
+    torch counts each fall of a worker. A rank that is lost, or drained, makes the workers of all others fall, so the
+    agents' default budget of 0 would end them all. An agent whose workers fell on their own ends at once (or pays a
+    restart, where it has one). An agent whose workers name a lost connection meets the others first, and learns there
+    whether an agent has gone or has paid.
     """
     try:
         from torch.distributed.elastic.agent.server.api import RunResult, WorkerState  # noqa: PLC0415
@@ -112,7 +112,7 @@ def count_own_failures_only() -> None:
         return
     look, meet, introduce = agents._monitor_workers, agents._rendezvous, agents._assign_worker_ranks
     me = os.environ.get("BASILICA_RANK", "0") + "/" + os.environ.get("BASILICA_ATTEMPT", "0")
-    fall = ["", 0.0]  # how our workers fell in the last round, and when
+    fall = ["", 0.0]  # the kind and the time of our workers' last fall
     members: dict[str, Any] = {}  # of the round that trains: how the workers of each fell in the one before
 
     def monitor(self: Any, group: Any) -> Any:
@@ -140,7 +140,7 @@ def count_own_failures_only() -> None:
     def introduce_with_fall(self: Any, store: Any, group_rank: int, group_size: int, spec: Any) -> Any:
         own = [f"basilica/agents/{n}" for n in range(group_size)]
         store.set(own[group_rank], json.dumps([me, *fall]))
-        if group_rank == 0:  # one agent reads what all say: each reading each would be a square
+        if group_rank == 0:  # one agent reads the entries of all: with each reading each, the cost would be quadratic
             if group_size > 1:
                 store.multi_get([f"torchelastic/role_info/{n}" for n in range(1, group_size)])
             said = [key for key in own if store.check([key])] if not store.check(own) else own
@@ -157,11 +157,11 @@ def count_own_failures_only() -> None:
 
 
 class BudgetSpent(Exception):
-    """The workers fell once more than they may."""
+    """The workers fell more often than their budget allows."""
 
 
 def how_it_fell(failures: Any) -> str:
-    """Whether workers fell on their own, or as they do when a peer is gone.
+    """Return whether workers fell on their own, or as they do when a peer is gone.
 
     NCCL's watchdog aborts a worker whose peer does not answer.
     """
@@ -173,10 +173,10 @@ def how_it_fell(failures: Any) -> str:
 
 
 def pays(me: str, before: Any, members: Any) -> bool:
-    """Whether the fall of our workers, which looks like an echo, is counted as our own.
+    """Return whether the fall of our workers, which looks like an echo, is counted as our own.
 
     `before` and `members` are the agents of the round in which they fell and of the next. With the same agents in both,
-    and none that fell on its own, nobody else is to blame: the first of those that fell pays.
+    and none that fell on its own, no other agent is to blame: the first of those that fell pays.
     """
     if set(before) != set(members) or any(kind == OWN for kind, _ in members.values()):
         return False
@@ -193,14 +193,14 @@ def replace_us(command: list[str]) -> None:
 
 
 def put_on_path(place: str) -> None:
-    """For us and for what we start."""
+    """Add the directory to the path of this process and of its children."""
     sys.path.insert(0, place)
     rest = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = place + os.pathsep + rest if rest else place
 
 
 def scratch() -> str:
-    """A directory of this rank: with the run's other files, else a temporary one."""
+    """Return a directory of this rank: with the run's other files, else a temporary one."""
     result = os.environ.get("BASILICA_RESULT_FILE")
     if result:
         place = os.path.splitext(result)[0] + ".files"
@@ -211,7 +211,7 @@ def scratch() -> str:
 
 
 def install(packages: list[str]) -> str:
-    """Into a directory of this rank's own; a later attempt finds what an earlier one installed."""
+    """Install packages into a directory of this rank; a later attempt reuses the packages of an earlier one."""
     place = os.path.join(scratch(), "packages")
     if os.path.isdir(place):
         return place
@@ -225,7 +225,7 @@ def install(packages: list[str]) -> str:
 
 
 def write(path: str, text: str) -> None:
-    """Whole or not at all: several workers of a rank write the same."""
+    """Write a file atomically: several workers of a rank write the same."""
     fd, draft = tempfile.mkstemp(dir=os.path.dirname(path))
     with os.fdopen(fd, "w", encoding="utf-8") as file:
         file.write(text)
@@ -292,24 +292,24 @@ def unpickled(shipped: dict[str, Any]) -> Any:
 
 
 def placed(shipped: dict[str, Any]) -> tuple[str, str | bytes]:
-    """The file that runs and what is in it."""
+    """Return the file that runs, and its content."""
     if "script" in shipped:
         path = shipped["script"]
-        sys.path[0] = os.path.dirname(os.path.abspath(path))  # as if it had been started itself
+        sys.path[0] = os.path.dirname(os.path.abspath(path))  # as if Python had been started with it
         with open(path, "rb") as file:
             return path, file.read()
     source = shipped["source"]
     try:
         path = os.path.join(scratch(), shipped["file"])
         write(path, source)
-    except OSError:  # nowhere to write: tracebacks still show lines, but processes cannot be spawned from it
+    except OSError:  # no writable directory: tracebacks still show lines, but processes cannot be spawned from it
         path = shipped["file"]
         linecache.cache[path] = (len(source), None, source.splitlines(True), path)
     return path, source
 
 
 def plain(value: Any, where: str) -> Any:
-    """As JSON has it. Arrays and tensors become lists and numbers."""
+    """Return the value for JSON: arrays and tensors become lists and numbers."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, dict):

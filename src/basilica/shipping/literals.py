@@ -5,7 +5,7 @@ from typing import Any
 
 
 def literal(value: object) -> str | None:
-    """Python source that makes an equal value, None if there is none: plain data only, no subclasses, no cycles."""
+    """Return Python source of an equal value, None if there is none: plain data only, no subclasses, no cycles."""
     try:
         return "".join(_literal(value, ()))
     except _NoLiteral:
@@ -56,6 +56,6 @@ def _literal(value: Any, within: tuple[int, ...]) -> Iterator[str]:
 
 
 def a(value: object) -> str:
-    """Its type with an article."""
+    """Return the name of the value's type with an article."""
     name = type(value).__name__
     return f"an {name}" if name[:1].lower() in "aeiou" else f"a {name}"

@@ -1,4 +1,4 @@
-"""A directory as a tar.gz: what git would keep of it, always the same bytes for the same contents."""
+"""The tar.gz of a directory: the files that git would track, always the same bytes for the same contents."""
 
 import gzip
 import io
@@ -22,9 +22,9 @@ Progress = Callable[[int, int], None]
 
 
 def pack(directory: str | Path, progress: Progress | None = None, *, limit: int = UNPACKED_BYTES_MAX) -> bytes:
-    """The directory without `.git` and without what `.gitignore` files leave out.
+    """Pack the directory without `.git` and without the files that `.gitignore` excludes.
 
-    Symbolic links are kept where they lead to something in it. `progress` gets the bytes done and the bytes in all.
+    Symbolic links are kept if their target is inside. `progress` gets the bytes done and the bytes in all.
     """
     root = Path(directory)
     if not root.is_dir():
@@ -86,7 +86,7 @@ def _megabytes(size: int) -> str:
     return f"{size / 1e6:.0f} MB" if size >= 10_000_000 else f"{size / 1e6:.1f} MB"
 
 
-# ---- what is in it --------------------------------------------------------------------------------------------------
+# ---- contents -------------------------------------------------------------------------------------------------------
 
 
 def _entries(root: Path) -> Iterator[_Entry]:
@@ -95,20 +95,20 @@ def _entries(root: Path) -> Iterator[_Entry]:
         try:
             found = path.lstat()
         except FileNotFoundError:
-            continue  # git still knows it
+            continue  # deleted, but still in git's index
         if stat.S_ISLNK(found.st_mode):
             target = _target_inside(root, path)
             if target is not None:
                 yield _Entry(name, target=target)
         elif stat.S_ISREG(found.st_mode):
             yield _Entry(name, found.st_size, bool(found.st_mode & stat.S_IXUSR))
-        elif stat.S_ISDIR(found.st_mode):  # a repository in the repository, which git names but does not look into
+        elif stat.S_ISDIR(found.st_mode):  # a repository in the repository, which git names but does not list
             for inner in _entries(path):
                 yield _Entry(f"{name.rstrip('/')}/{inner.name}", inner.size, inner.executable, inner.target)
 
 
 def _target_inside(root: Path, link: Path) -> str | None:
-    """Where the link leads, as seen from it; None if that is outside."""
+    """Return the target of the link, relative to it; None if the target is outside."""
     place = Path(os.path.realpath(link.parent))
     target = Path(os.path.normpath(place / os.readlink(link)))
     if not target.is_relative_to(os.path.realpath(root)):
@@ -123,7 +123,7 @@ def _names(root: Path) -> Iterator[str]:
 
 
 def _names_by_git(root: Path) -> list[str] | None:
-    """What git knows or would take; None if there is no git, or the directory is in no work tree of its own."""
+    """Return the files that git tracks or would track; None without git, or outside a work tree of its own."""
     try:
         top = _git(root, "rev-parse", "--is-inside-work-tree")
         listed = _git(root, "ls-files", "--cached", "--others", "--exclude-standard", "-z") if top == "true\n" else None
@@ -169,7 +169,7 @@ def _walk(root: Path, below: str, rules: tuple[_Rule, ...]) -> Iterator[str]:
 
 
 def ignored(name: str, is_directory: bool, rules: Iterable[_Rule]) -> bool:
-    """The last rule that fits decides."""
+    """Return whether the rules exclude the name; the last rule that matches decides."""
     verdict = False
     for rule in rules:
         if (is_directory or not rule.directories_only) and rule.pattern.fullmatch(name):

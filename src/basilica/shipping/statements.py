@@ -1,4 +1,4 @@
-"""What the statements of a module bind and use, as their text says."""
+"""The names that statements of a module bind and use, from their text alone."""
 
 import ast
 import symtable
@@ -26,11 +26,11 @@ class Text:
         )
 
     def binding(self, name: str) -> list[ast.stmt]:
-        """The statements at the top that bind the name; not those under `if __name__ == "__main__"`."""
+        """Return the top-level statements that bind the name; not those under `if __name__ == "__main__"`."""
         return [s for s in self.tree.body if not _is_main_guard(s) and name in bound(s)]
 
     def alone(self, statement: ast.stmt) -> bool:
-        """False if it shares a line with another."""
+        """Return whether the statement shares no line with another."""
         first, last = span(statement)
         others = (span(s) for s in self.tree.body if s is not statement)
         return not any(a <= last and first <= b for a, b in others)
@@ -50,13 +50,13 @@ def _is_main_guard(statement: ast.stmt) -> bool:
 
 
 def span(statement: ast.stmt) -> tuple[int, int]:
-    """Its first and last line, decorators included."""
+    """Return the statement's first and last line, decorators included."""
     decorators = statement.decorator_list if isinstance(statement, Def) else []
     return min([statement.lineno, *(d.lineno for d in decorators)]), statement.end_lineno or statement.lineno
 
 
 def bound(statement: ast.stmt) -> set[str]:
-    """The names that a statement at the top of a module binds, also in the branches of `if` and `try`."""
+    """Return the names that a top-level statement binds, also in the branches of `if` and `try`."""
     match statement:
         case ast.Import(names=names):
             return {n.asname or n.name.partition(".")[0] for n in names}
@@ -84,7 +84,7 @@ def is_at(node: Function, code: CodeType) -> bool:
 
 
 def dotted_name(node: ast.AST) -> str | None:
-    """`a.b.c` as it is written, None if it is something else."""
+    """Return the text of a dotted name such as `a.b.c`, None for any other expression."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
@@ -93,7 +93,7 @@ def dotted_name(node: ast.AST) -> str | None:
 
 
 def assigns_literal(statement: ast.stmt, name: str) -> bool:
-    """`name = 1`, with nothing to compute and no other target."""
+    """Return whether the statement is like `name = 1`, with nothing to compute and no other target."""
     match statement:
         case ast.Assign(targets=[ast.Name(id=target)], value=value) if target == name:
             return _is_literal(value)
@@ -109,16 +109,16 @@ def _is_literal(node: ast.expr) -> bool:
 
 
 def used_names(statement: ast.stmt, *, lazy_annotations: bool) -> set[str]:
-    """Names that it takes from its module when it is executed or, if it defines something, when that is used."""
+    """Return the names that a statement reads from its module when it, or the thing that it defines, is executed."""
     statement = _WithoutUnused(lazy_annotations).visit(ast.parse(ast.unparse(statement)))
     table = symtable.symtable(ast.unparse(statement), "<shipped>", "exec")
     return set(_globals_of(table))
 
 
 class _WithoutUnused(ast.NodeTransformer):
-    """Leaves out annotations that are never evaluated: of local variables, and all where they are lazy.
+    """Removes annotations that are never evaluated: of local variables, and all where they are lazy.
 
-    Those of classes stay: dataclasses and their kind read them.
+    Annotations of classes stay: dataclasses and similar code read them.
     """
 
     def __init__(self, lazy: bool) -> None:

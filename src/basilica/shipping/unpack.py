@@ -1,6 +1,6 @@
-"""Directories as tar.gz: how one is received, looked through before it is believed, and unpacked.
+"""The receipt, the check and the unpacking of a directory as tar.gz.
 
-One rule for all who do it: the server, and the entrypoint of a rank in an image that has nothing but Python.
+The same rules serve the server, and the entrypoint of a rank in an image that has nothing but Python.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ from basilica.machine import files
 
 UNPACKED_BYTES_MAX = 16 << 30
 ENTRIES_MAX = 1_000_000
-NAMES_BYTES_MAX = 64 << 20  # of all entries together: they are remembered while an archive is read
-NAME_BYTES_MAX = 255  # of one file or directory, as file systems have it
-PATH_BYTES_MAX = 2048  # the kernel takes 4096, with the directory that it is unpacked into
+NAMES_BYTES_MAX = 64 << 20  # of all entries together: they are in memory while an archive is read
+NAME_BYTES_MAX = 255  # of one file or directory: the limit of file systems
+PATH_BYTES_MAX = 2048  # the kernel's limit is 4096, with the directory that the archive is unpacked into
 LEVELS_MAX = 128
 HEADER_BYTES_MAX = 1 << 20
 WRITE_AT_ONCE = 1 << 20
@@ -33,7 +33,7 @@ Kind = Literal["file", "directory", "link"]
 
 
 class BrokenArchive(Exception):
-    """It cannot be unpacked; the text says why."""
+    """The archive cannot be unpacked; the message has the reason."""
 
 
 class UnsafeEntry(Exception):
@@ -41,7 +41,7 @@ class UnsafeEntry(Exception):
 
 
 class Abandoned(Exception):
-    """Nobody wants the archive looked through or unpacked any more."""
+    """The check or the unpacking was cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,9 @@ class Received:
 
 
 async def receive(chunks: AsyncIterator[bytes], draft: Path, *, most: int | None = None) -> Received:
-    """Write it all to the file. Of one that has more bytes than `most`, the rest is read and not written.
+    """Write all chunks to the file. Beyond `most` bytes, the rest is read and not written.
 
-    Whoever sends it is not cut off in the middle, and so gets to read why it is refused.
+    The sender is not cut off in the middle, and so can read the reason of the refusal.
     """
     digest, size = hashlib.sha256(), 0
     with draft.open("wb") as file:
@@ -85,9 +85,9 @@ def never() -> bool:
 
 
 def check(path: Path, abandoned: Callable[[], bool] = never) -> None:
-    """`ValidationError` unless every entry can be unpacked without leaving its directory, and all of them fit.
+    """Check an archive: `ValidationError` unless every entry stays inside its directory, and all of them fit.
 
-    `Abandoned` soon after `abandoned` says so.
+    `Abandoned` soon after `abandoned` returns True.
     """
     contents = Contents()
     place = path.parent / "unpacked"
@@ -103,10 +103,10 @@ def check(path: Path, abandoned: Callable[[], bool] = never) -> None:
 
 
 def unpack(file: IO[bytes], target: Path, abandoned: Callable[[], bool] = never) -> None:
-    """Make the directory, whole or not at all; if it is there, leave it alone.
+    """Create the directory atomically; an existing one is not changed.
 
-    `BrokenArchive` if it is no tar.gz or not one that passes the check, `OSError` if the file system does not take it,
-    and `Abandoned` soon after `abandoned` says so.
+    `BrokenArchive` if the file is no tar.gz or does not pass the check, `OSError` if the file system refuses it, and
+    `Abandoned` soon after `abandoned` returns True.
     """
     if target.is_dir():
         return
@@ -128,7 +128,7 @@ def unpack(file: IO[bytes], target: Path, abandoned: Callable[[], bool] = never)
             files.remove_tree(str(draft))
 
 
-# What reading raises for bytes that are no tar.gz. `OSError` is not one of them: that is the disk's.
+# The errors of reading bytes that are no tar.gz. `OSError` is not one of them: it is the disk's.
 _UNREADABLE = (tarfile.TarError, zlib.error, gzip.BadGzipFile, EOFError, ValueError, OverflowError, IndexError)
 
 
@@ -141,14 +141,14 @@ def _opened(file: IO[bytes], abandoned: Callable[[], bool]) -> Iterator[tarfile.
 
 
 def _members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """One after the other, without the list that `tarfile` keeps of them: a million take a gigabyte."""
+    """Yield the entries one by one, without the list that `tarfile` keeps of them: a million take a gigabyte."""
     while (member := archive.next()) is not None:
         archive.members.clear()  # type: ignore[attr-defined]
         yield member
 
 
 class _Bounded:
-    """As much of a file as `tarfile` uses. No header makes it read more at once than headers have."""
+    """The subset of a file that `tarfile` uses. No header can make it read more at once than the size of headers."""
 
     def __init__(self, file: gzip.GzipFile, abandoned: Callable[[], bool]) -> None:
         self._file, self._abandoned = file, abandoned
@@ -162,7 +162,7 @@ class _Bounded:
         return self._file.read(size)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Forward by reading, so that it ends soon when it is abandoned."""
+        """Seek forward by reading, so that it ends soon after a cancellation."""
         if whence != os.SEEK_SET or offset < 0:
             raise tarfile.ReadError(f"an entry at {offset} bytes")
         while (left := offset - self._file.tell()) > 0:
@@ -173,7 +173,7 @@ class _Bounded:
 
 @dataclass(slots=True)
 class Contents:
-    """The entries of an archive so far, each added before it is believed: `UnsafeEntry` for one that does not fit."""
+    """The entries of an archive so far, each checked when it is added: `UnsafeEntry` for one that does not fit."""
 
     entries: int = 0
     _bytes: int = 0
@@ -211,7 +211,7 @@ class Contents:
 
 
 def path_of(member: tarfile.TarInfo) -> str:
-    """Where in its directory an entry goes, empty for the directory itself. `UnsafeEntry` if nothing can hold it."""
+    """Return the path of an entry in its directory, empty for the directory itself. `UnsafeEntry` for invalid paths."""
     shown = _shown(member.name)
     name = _normal(member.name)
     if not name and (not member.isdir() or not member.name.strip("/")):
@@ -257,9 +257,9 @@ def _shown(name: str) -> str:
 
 
 def harmless(member: tarfile.TarInfo, place: Path) -> tarfile.TarInfo:
-    """The entry as it may be unpacked below `place`: nobody's but ours, and no special file. Else `UnsafeEntry`.
+    """Return the entry as it may be unpacked below `place`: owned by us, and no special file. Else `UnsafeEntry`.
 
-    What `tarfile.data_filter` does, which Python has since 3.11.4 and Debian's 3.11 has not.
+    It does the work of `tarfile.data_filter`, which Python has since 3.11.4 and Debian's 3.11 has not.
     """
     _kind_of(member)
     name = path_of(member)
@@ -277,7 +277,7 @@ def harmless(member: tarfile.TarInfo, place: Path) -> tarfile.TarInfo:
 
 
 def _check_inside(place: Path, path: str, name: str) -> None:
-    """Links that are there already are followed."""
+    """Refuse a path that leads outside `place`, by existing links too."""
     root = os.path.realpath(place)
     found = os.path.realpath(os.path.join(root, path))
     if os.path.commonpath([root, found]) != root:

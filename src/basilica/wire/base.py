@@ -1,4 +1,4 @@
-"""What all wire models share: camelCase outside, snake_case inside, times as RFC 3339, nothing null."""
+"""The base of all wire models: camelCase outside, snake_case inside, times as RFC 3339, nothing null."""
 
 from datetime import UTC, datetime
 
@@ -7,13 +7,13 @@ from pydantic.alias_generators import to_camel
 
 
 class Incoming(BaseModel):
-    """A request: types are taken literally ("2" is no number), fields that we do not know are ignored."""
+    """A request: types are taken literally ("2" is no number), unknown fields are ignored."""
 
     model_config = ConfigDict(alias_generator=to_camel, strict=True, frozen=True, extra="ignore")
 
 
 class Outgoing(BaseModel):
-    """An answer: what is None is left out, since clients accept an absent field where they refuse a null."""
+    """An answer: a field that is None is omitted, since clients accept an absent field where they refuse a null."""
 
     model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, validate_by_alias=True)
 

@@ -1,4 +1,4 @@
-"""What the console in the browser asks for beyond what every client does."""
+"""The wire models that only the browser console uses."""
 
 from basilica.core.damage import DamagedRun
 from basilica.core.deployment import Deployment
@@ -12,14 +12,14 @@ from basilica.wire.render import render_damaged, render_event, render_summary, r
 
 
 class LoginLink(Outgoing):
-    """`path` is to be opened in a browser, on this server: it logs in once, until then."""
+    """A login link: `path`, opened in a browser on this server, logs in once, until it expires."""
 
     path: str
     expires_at: str
 
 
 class BrowserSession(Outgoing):
-    """Who is logged in; `now` is the server's clock, by which ages are told."""
+    """The session of the logged-in user; `now` is the server's clock, for the computation of ages."""
 
     user: str
     version: str
@@ -31,7 +31,7 @@ class LoggedOut(Outgoing):
 
 
 class RunRow(out.DeploymentSummary):
-    """A run as a row of the overview. `stalled`: how many of its ranks are."""
+    """A run as a row of the overview. `stalled`: the number of its stalled ranks."""
 
     usage: out.UsageView
     blocked_on: str
@@ -40,7 +40,7 @@ class RunRow(out.DeploymentSummary):
 
 
 class RunChanges(Outgoing):
-    """Runs as they are now, and those that are no more. `all`: every run that there is, at the beginning."""
+    """Changed runs as they are now, and deleted ones. `all`: the names of all runs, in the first event."""
 
     runs: list[RunRow]
     deleted: list[str]
@@ -50,7 +50,7 @@ class RunChanges(Outgoing):
 def render_row(
     deployment: Deployment, last: RecordedEvent | None, now: float, unattended: Absence | None = None
 ) -> RunRow:
-    """`unattended`: why what is known of runs may be old, if that is a cause for concern."""
+    """Return the row of a run. `unattended`: why its status may be out of date, if that is a cause for concern."""
     return RunRow(
         **dict(render_summary(deployment)),
         usage=render_usage(deployment.status, None if unattended is not None else now),

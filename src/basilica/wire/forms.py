@@ -1,6 +1,6 @@
-"""The forms that the value of an option has in a body: how each is read and written. Schemas are made of them.
+"""The forms of options' values in a body: each reads and writes one form. Schemas are made of them.
 
-A form looks at the kind of a value and no more: what a value may be is the core's to say.
+A form checks only the kind of a value: the core decides which values are valid.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ U32_LIMITS = Range(0, 2**32 - 1)
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """`most` and `pattern` are for schemas, here and below."""
+    """A text. `most` and `pattern` are for schemas, here and below."""
 
     most: int = LABEL_BYTES_MAX
     pattern: str | None = None
@@ -86,7 +86,7 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """Where the core knows None (no limit of time), people say so with 0 too."""
+    """A number. With `zero_is_none`, 0 means the same as the core's None: no limit of time."""
 
     limits: Range
     zero_is_none: bool = False
@@ -120,7 +120,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """As Kubernetes writes them: a text, or a plain number."""
+    """A quantity as Kubernetes writes it: a text, or a plain number."""
 
     parse: Callable[[str, str], float]
     format: Callable[[Any], str]
@@ -140,7 +140,7 @@ Form = Text | Texts | Variables | Flag | Whole | Number | Choice | Quantity
 
 
 def form_of(hint: Any) -> Form:
-    """The form of what the core keeps as this type, limits and all."""
+    """Return the form of values that have this type in the core, with its limits."""
     members = [part for part in get_args(hint) if part is not type(None)]
     if get_origin(hint) is not Annotated and type(None) in get_args(hint):
         form = form_of(members[0])
@@ -166,7 +166,7 @@ def form_of(hint: Any) -> Form:
 
 
 def shown(value: object) -> object:
-    """Single values only: an object or a list may hold what nobody but its sender should see."""
+    """Return a value for an error message. Only single values are shown: an object or a list may contain secrets."""
     short = isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) < 200)
     return value if short or value is None else type(value).__name__
 

@@ -1,4 +1,4 @@
-"""From the core to the wire: a run as clients see it."""
+"""The rendering of runs: from the core's values to the models of the wire."""
 
 import math
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ _BENCH_OUTCOMES = {"Succeeded": "success", "Failed": "error", "TimedOut": "timeo
 
 
 def state_of(spec: DeploymentSpec, status: DeploymentStatus) -> str:
-    """The older, coarser word beside `phase`."""
+    """Return the older, coarser state beside `phase`."""
     return "Terminating" if spec.wanted is Wanted.DELETE else _STATES[status.phase]
 
 
@@ -61,7 +61,7 @@ def render_world(spec: DeploymentSpec, status: DeploymentStatus) -> out.World:
 
 
 def shown_ranks(spec: DeploymentSpec, status: DeploymentStatus) -> list[RankStatus]:
-    """The ranks of the wanted world, and those above it that still run."""
+    """Return the ranks of the wanted world, and those above it that still run."""
     size = max(status.world_target, 0 if status.phase.terminal else spec.world.target)
     return [r for r in status.ranks if r.rank < size or r.phase.may_run]
 
@@ -113,14 +113,14 @@ def render_series(series: Series) -> out.SeriesView:
 
 
 def _number(value: float) -> float | str:
-    """JSON has no number that is not finite, and to leave out the NaN would be to hide what matters most."""
+    """Return a number, or a text for one that is not finite: JSON has none, and an omitted NaN would hide a failure."""
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def render_exits(status: DeploymentStatus, culprit: policy.Culprit | None) -> list[out.Exit]:
-    """One entry per rank, its last; empty while the run is not over."""
+    """Return one entry per rank, its last; empty while the run is not over."""
     if not status.phase.terminal:
         return []
     return [_render_exit(exit, culprit) for exit in policy.last_exits(status.exits)]
@@ -162,7 +162,7 @@ def _render_bench_result(result: BenchResult) -> out.BenchResultView:
 
 
 def filled(model: type[Model], facts: object, **given: object) -> Model:
-    """An answer from facts of the same names, but for what is given. An empty text that may be left out is."""
+    """Fill an answer from facts of the same names, apart from those given. An empty optional text is omitted."""
     told = dict(given)
     for name, field in model.model_fields.items():
         if name not in given:
@@ -184,7 +184,7 @@ def _told(name: str, value: Any) -> Any:
 
 
 def render_usage(status: DeploymentStatus, now: float | None) -> out.UsageView:
-    """Up to `now`; with None up to the last change of the status. `until` says which."""
+    """Return the usage up to `now`, or with None up to the last change of the status; `until` has that time."""
     usage = metering.total(status, now)
     return out.UsageView(
         rank_seconds=usage.rank_seconds,
@@ -259,7 +259,7 @@ def render_event(event: RecordedEvent) -> out.EventView:
 def render_deployment(
     deployment: Deployment, now: float, reports: Mapping[int, Report] = NOTHING, unattended: Absence | None = None
 ) -> out.DeploymentResponse:
-    """`unattended`: why what is known of runs may be old, if that is a cause for concern."""
+    """Return a run. `unattended`: why its status may be out of date, if that is a cause for concern."""
     instance, spec, status = deployment.instance, deployment.spec, deployment.status
     distributed = render_distributed(instance, spec, status, now, reports, unattended=unattended)
     return out.DeploymentResponse(
@@ -297,13 +297,13 @@ def render_summary(deployment: Deployment) -> out.DeploymentSummary:
 
 
 def render_listed(run: Deployment | DamagedRun) -> out.DeploymentSummary:
-    """A run in the list of all, whether its record can be read or not."""
+    """Return a run for the list, with a readable record or not."""
     return render_damaged(run) if isinstance(run, DamagedRun) else render_summary(run)
 
 
 def render_damaged_deployment(run: DamagedRun) -> out.DeploymentResponse:
-    """A run whose record cannot be read, in the shape of all others: a client that asks for each run in its list must
-    not lose them all for one."""
+    """Return a run whose record cannot be read, in the shape of all others: a client that requests each run of its
+    list must not lose them all for one."""
     row = render_damaged(run)
     spec = DeploymentSpec(name=run.name, program=Exec(("unknown",)), world=WorldSize(1, run.target, run.target))
     status = DeploymentStatus(created_at=run.created_at)
@@ -326,7 +326,7 @@ def render_damaged_deployment(run: DamagedRun) -> out.DeploymentResponse:
 
 
 def render_damaged(run: DamagedRun) -> out.DeploymentSummary:
-    """Nothing is known of its world but the size; `message` says what is wrong and what to do."""
+    """Return the row of a damaged run, whose world is known by its size alone; `message` has fault and remedy."""
     return out.DeploymentSummary(
         instance_name=run.instance,
         friendly_name=run.name,

@@ -1,7 +1,7 @@
 """Requests, as the official client sends them and with our additions, and their way into the core.
 
-The model of a create request is made from the table of options. pydantic looks at types and writes the document; what a
-value may be is checked where every body is read.
+The model of a create request is made from the table of options. pydantic checks types and writes the document; the
+values are checked where every body is read.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ NULL_TOO = (
     "resources",
     "resources.gpus",
     "distributed",
-)  # some clients write out what they leave out
+)  # some clients send null for an omitted field
 Body = TypeVar("Body", bound=Incoming)
 
 
@@ -46,7 +46,7 @@ class Nothing(Incoming):
 
 
 def parse(model: type[Body], raw: bytes) -> Body:
-    """A request's body, or `ValidationError` with the field's path, its value and the problem."""
+    """Parse a request's body, or raise `ValidationError` with the field's path, its value and the problem."""
     try:
         return model.model_validate_json(raw)
     except PydanticError as error:
@@ -59,7 +59,7 @@ def parse(model: type[Body], raw: bytes) -> Body:
 # ---- create ----------------------------------------------------------------------------------------------------------
 
 _TITLE = "`POST /deployments`. Without `distributed`, a gang of `replicas` equal processes."
-_BESIDE: dict[str, dict[str, Any]] = {  # what a request has that is no option of a run
+_BESIDE: dict[str, dict[str, Any]] = {  # fields of a request that are no options of a run
     "": {
         "replicas": (U32, 1),
         "volumes": (list[dict[str, object]] | None, None),
@@ -70,7 +70,7 @@ _BESIDE: dict[str, dict[str, Any]] = {  # what a request has that is no option o
 
 
 def create_request(table: Sequence[Option] = TABLE, spec: type[DeploymentSpec] = DeploymentSpec) -> type[Incoming]:
-    """The model of a create request with these options."""
+    """Return the model of a create request with these options."""
     return _model("CreateDeployment", _TITLE, "", tree(table), spec)
 
 
@@ -101,7 +101,7 @@ def _field(option: Option, spec: type[DeploymentSpec]) -> tuple[Any, Any]:
 
 
 def _type(form: Form) -> Any:
-    """What pydantic takes; limits and choices are told in the document and checked with the rest."""
+    """Return the type for pydantic; limits and choices are in the document, and checked with the rest."""
     match form:
         case Text(most, str(pattern)):
             return Annotated[str, Field(json_schema_extra={"maxLength": most, "pattern": pattern})]
@@ -128,7 +128,7 @@ CreateDeployment = create_request()
 def to_spec(
     body: Incoming, table: Sequence[Option] = TABLE, spec: type[DeploymentSpec] = DeploymentSpec
 ) -> DeploymentSpec:
-    """The core's spec of a create request; every rule that the types do not tell is checked there."""
+    """Return the core's spec of a create request; the core checks every rule beyond the types."""
     told = body.model_dump(by_alias=True)
     if told["volumes"]:
         raise ValidationError("volumes", f"{len(told['volumes'])} of them", "are not supported by this server")

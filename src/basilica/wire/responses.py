@@ -1,4 +1,4 @@
-"""Answers: the models of everything that the API returns. How they are filled is in `render`."""
+"""The models of every answer of the API. `render` fills them."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ class World(Outgoing):
 
 
 class RankReport(Outgoing):
-    """The last that a rank reported. A value that is not finite is "NaN", "Infinity" or "-Infinity"."""
+    """The last report of a rank. A value that is not finite is "NaN", "Infinity" or "-Infinity"."""
 
     at: str
     step: int | None = None
@@ -36,7 +36,7 @@ class RankReport(Outgoing):
 
 
 class RankStall(Outgoing):
-    """Since when a rank has reported nothing, and where its threads are."""
+    """A stall: the time since which a rank has not reported, and the stacks of its threads."""
 
     since: str
     usual_step_seconds: float
@@ -153,7 +153,7 @@ class BenchView(Outgoing):
 
 
 class UsageView(Outgoing):
-    """What was seen to run: ranks that still do are counted up to `until`, and `gpus` are at work since."""
+    """The observed usage: running ranks are counted up to `until`, and `gpus` are at work since."""
 
     rank_seconds: float
     gpu_seconds: float
@@ -199,7 +199,7 @@ class DeploymentResponse(Outgoing):
 
 
 class DeploymentSummary(Outgoing):
-    """What `GET /deployments` tells of each run: enough for a table without asking again."""
+    """A run in `GET /deployments`: enough for a table without further requests."""
 
     instance_name: str
     friendly_name: str
@@ -227,7 +227,7 @@ class Deleted(Outgoing):
 
 
 class EventView(Outgoing):
-    """Snake case, as the official client reads it."""
+    """An event, in snake case as the published client reads it."""
 
     type: str
     reason: str
@@ -249,7 +249,7 @@ class RankList(Outgoing):
 
 
 class Why(Outgoing):
-    """One sentence, and what the ranks were given to run with."""
+    """The reason in one sentence, and the directory and the search path that the ranks were given."""
 
     instance_name: str
     friendly_name: str
@@ -274,7 +274,7 @@ class UsageList(Outgoing):
 
 
 class TroubleView(Outgoing):
-    """What is wrong with the server as a whole, and what to do about it."""
+    """A fault of the server as a whole, and its remedy."""
 
     kind: str
     message: str
@@ -282,7 +282,8 @@ class TroubleView(Outgoing):
 
 
 class Health(Outgoing):
-    """Snake case, as the official client reads it. `status` is `healthy`, or `degraded` with the troubles named."""
+    """The server's health, in snake case as the published client reads it. `status` is `healthy`, or `degraded` with
+    the troubles named."""
 
     status: str
     version: str
@@ -350,7 +351,7 @@ class SeriesPointView(Outgoing):
 
 
 class SeriesView(Outgoing):
-    """One number of one process of a rank over time."""
+    """One metric of one process of a rank over time."""
 
     rank: int
     worker: int
@@ -363,9 +364,9 @@ class SeriesList(Outgoing):
 
 
 class Results(Outgoing):
-    """What ranks wrote to their result files, by rank; a rank that wrote none is absent.
+    """The ranks' result files by rank; a rank that wrote none is absent.
 
-    `problems`, which is only there if there are any, says of which ranks the result cannot be given, and why.
+    `problems`, which is absent if there are none, has the reason for each rank whose result cannot be given.
     """
 
     results: dict[str, Any]

@@ -1,4 +1,4 @@
-"""The options of a run: one table of where each stands in the core's spec, in a body, and among the SDK's keywords.
+"""The options of a run: one table with the place of each in the core's spec, in a body, and among the SDK's keywords.
 
 The request of the SDK, the REST API, the custom resource, its definition, the reference and the names in error messages
 are made from it. Whether a value is a text or a number, its limits, its choices and its default are those of the
@@ -41,7 +41,7 @@ class Option:
 
     @property
     def name(self) -> str:
-        """What a user of the SDK calls it."""
+        """The option's keyword in the SDK."""
         return self.keyword or self.attribute
 
 
@@ -101,7 +101,7 @@ GROUPS: Mapping[str, str] = {
     "distributed.nccl": "Of NCCL.",
     "distributed.bench": "Measures the link between two of the run's nodes.",
 }
-AUTO = "auto"  # another control plane's word for a command that it makes up itself; here as good as none
+AUTO = "auto"  # another control plane's word for a command of its own choice; here the same as none
 NOTHING_TO_RUN = "there is nothing to run: give a command (an image's own entrypoint is not known here)"
 PLACEMENTS = Choice(
     get_args(get_type_hints(BenchOnStart)["placement"])
@@ -135,7 +135,7 @@ def _write_program(program: Shell | Exec) -> Json:
 
 
 def _read_bench(given: Json) -> BenchOnStart | None:
-    """With the bench off its placement is ignored, whatever it says."""
+    """Read the bench's options. With the bench off, its placement is ignored."""
     if given.get("mode", "off") == "off":
         return None
     if "placement" not in given:
@@ -158,7 +158,7 @@ JOINTS: Mapping[str, Joint] = {
 
 
 def to_body(spec: DeploymentSpec, table: Sequence[Option] = TABLE) -> Json:
-    """A spec with the defaults written out: a later version's other defaults do not change a run."""
+    """Write a spec with its defaults: a later version's other defaults do not change a run."""
     joint = {name: joint.write(getattr(spec, name)) for name, joint in JOINTS.items()}
     body: Json = {}
     for option in table:
@@ -175,7 +175,7 @@ def from_body(
     spec: type[DeploymentSpec] = DeploymentSpec,
     **beside: Any,
 ) -> DeploymentSpec:
-    """The spec of a body, with `beside` for what is not told there; `ValidationError` names the path in the body."""
+    """Read the spec of a body, with `beside` for absent attributes; `ValidationError` names the path in the body."""
     given: Json = {}
     for option in table:
         value = _at(body, option.path)
@@ -191,7 +191,7 @@ def from_body(
 
 
 def _made(kind: type, given: Json, joints: Mapping[str, Joint], beside: Json) -> Any:
-    """A value of the core from its attributes, dotted; what lies deeper is made first."""
+    """Build a value of the core from its dotted attributes, the innermost values first."""
     own: Json = dict(beside)
     below: dict[str, Json] = {name: {} for name in joints}
     for attribute, value in given.items():
@@ -213,7 +213,7 @@ def put(body: Json, path: str, value: Any) -> None:
 
 
 def _at(body: Any, path: str) -> Any:
-    """What stands there; None where nothing does."""
+    """Return the value at that path; None if there is none."""
     for depth, part in enumerate(_split(path)):
         if body is None:
             return None
@@ -227,16 +227,16 @@ _split = cache(lambda path: tuple(path.split(".")))  # a body is read and writte
 _getter = cache(attrgetter)
 
 
-# ---- what follows from the core's types ------------------------------------------------------------------------------
+# ---- forms and defaults from the core's types ------------------------------------------------------------------------
 
 
 def form(option: Option, spec: type = DeploymentSpec) -> Form:
-    """What its value looks like in a body."""
+    """Return the form of the option's value in a body."""
     return option.form or _form(spec, option.attribute)
 
 
 def default(option: Option, spec: type = DeploymentSpec) -> Any:
-    """Of its place in a body. None: there is none, and it may be left out; MISSING: it may not."""
+    """Return the option's default in a body. None: no default, and the option may be omitted; MISSING: it may not."""
     if option.attribute.partition(".")[0] in JOINTS:
         return option.default
     return _attribute(spec, option.attribute)[1]
@@ -249,7 +249,7 @@ def _form(owner: type, attribute: str) -> Form:
 
 @cache
 def _attribute(owner: type, attribute: str) -> tuple[Any, Any]:
-    """The type of an attribute, dotted, and its default."""
+    """Return the type of a dotted attribute, and its default."""
     name, dot, rest = attribute.partition(".")
     if dot:
         return _attribute(_hints(owner)[name], rest)
@@ -264,7 +264,7 @@ def _hints(owner: type) -> Mapping[str, Any]:
 
 
 def tree(table: Sequence[Option] = TABLE) -> Json:
-    """The options as they lie in a body: by the parts of their paths."""
+    """Return the options as a tree, by the parts of their paths in a body."""
     found: Json = {}
     for option in table:
         put(found, option.path, option)
@@ -275,17 +275,17 @@ def tree(table: Sequence[Option] = TABLE) -> Json:
 
 
 def wire_name(attribute: str, table: Sequence[Option] = TABLE) -> str:
-    """What an attribute of the spec, or a part of one, is called in a body."""
+    """Return the name in a body of an attribute of the spec, or of a part of one."""
     return _renamed(attribute, {option.attribute: option.path for option in table})
 
 
 def python_name(path: str, table: Sequence[Option] = TABLE) -> str:
-    """What a place in a body is called among the keywords of the SDK."""
+    """Return the SDK's keyword for a path in a body."""
     return _renamed(path, {option.path: option.name for option in table})
 
 
 def _renamed(name: str, names: Mapping[str, str]) -> str:
-    """By the longest beginning that has a name; what holds several is called what all their names begin with."""
+    """Return the name of the longest prefix that has one; a group of options has the common prefix of their names."""
     parts = name.split(".")
     for many in range(len(parts), 0, -1):
         known = names.get(".".join(parts[:many]))
@@ -296,12 +296,12 @@ def _renamed(name: str, names: Mapping[str, str]) -> str:
 
 
 def renamed(error: ValidationError, rename: Callable[[str], str]) -> ValidationError:
-    """The same error about the same thing, by its name elsewhere."""
+    """Return the same error with the field's name elsewhere."""
     if type(error) is not ValidationError:
         return error  # it names no field
     return ValidationError(rename(error.field), error.value, error.problem)
 
 
 def keywords(table: Sequence[Option] = TABLE) -> frozenset[str]:
-    """What the SDK takes for these options."""
+    """Return the SDK's keywords of these options."""
     return frozenset(option.name.partition(".")[0] for option in table if option.in_sdk)

@@ -1,7 +1,7 @@
-"""One shape of an answer for both of its ends: a field is called in a body what it is called in Python, in camelCase.
+"""The one mapping of fields to answers, for server and client: a field has its Python name in a body, in camelCase.
 
-The server fills its models from the core's facts, and the client reads its views, by the names of their fields. A field
-that is called otherwise on the wire, or that has a meaning where a server does not tell it, says so in its metadata.
+The server fills its models from the core's facts, and the client reads its views, by the names of their fields. The
+metadata of a field has its name on the wire, if that differs, and its value where a server does not send it.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,12 +13,12 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 View = TypeVar("View")
 Reader = Callable[[Any, str], Any]
-_KEY, _UNLESS_TOLD = "key", "unless told"
+_KEY, _ABSENT = "key", "absent"
 
 
-def told_as(key: str = "", *, unless_told: Any = MISSING) -> Mapping[str, Any]:
-    """Metadata of a field: its name on the wire, and what it is if a server does not tell."""
-    return ({_KEY: key} if key else {}) | ({} if unless_told is MISSING else {_UNLESS_TOLD: unless_told})
+def wire_field(key: str = "", *, absent: Any = MISSING) -> Mapping[str, Any]:
+    """Return the metadata of a field: its name on the wire, and its value if a server does not send it."""
+    return ({_KEY: key} if key else {}) | ({} if absent is MISSING else {_ABSENT: absent})
 
 
 def camel(name: str) -> str:
@@ -32,29 +32,30 @@ def key_of(field: Field[Any]) -> str:
 
 
 def is_moment(name: str) -> bool:
-    """Seconds since the epoch in the core, RFC 3339 on the wire, a datetime in the client."""
+    """Return whether the field is a time: seconds since the epoch in the core, RFC 3339 on the wire, a datetime in the
+    client."""
     return name in ("at", "since") or name.endswith("_at")
 
 
 def moment(text: str | None) -> datetime | None:
-    """RFC 3339; another server's free text is no time."""
+    """Parse RFC 3339; None for another server's free text."""
     try:
         return None if not text else datetime.fromisoformat(text)
     except ValueError:
         return None
 
 
-def read(view: type[View], body: Mapping[str, Any], **unless_told: Any) -> View:
-    """A view from its part of an answer; `TypeError` if something is not told that nothing can stand for, or a whole
-    number is something else."""
+def read(view: type[View], body: Mapping[str, Any], **absent: Any) -> View:
+    """Read a view from its part of an answer; `TypeError` if a field without a neutral value is absent, or a whole
+    number is another value."""
     kind: type = view
-    told = _neutral(kind) | unless_told
+    values = _neutral(kind) | absent
     for name, key, reader in _plan(kind):
         value = body.get(key)
         found = None if value is None or value == "" else reader(value, key)
         if found is not None:
-            told[name] = found
-    return view(**told)
+            values[name] = found
+    return view(**values)
 
 
 @cache
@@ -65,10 +66,10 @@ def _plan(view: type) -> tuple[tuple[str, str, Reader], ...]:
 
 @cache
 def _neutral(view: type) -> dict[str, Any]:
-    """What stands for a field that has no default and is not told."""
+    """Return the values of fields that have no default and are absent."""
     hints = get_type_hints(view)
-    absent = {field.name: None for field in fields(view) if field.default is MISSING and _or_none(hints[field.name])}
-    return absent | {f.name: f.metadata[_UNLESS_TOLD] for f in fields(view) if _UNLESS_TOLD in f.metadata}
+    nulls = {field.name: None for field in fields(view) if field.default is MISSING and _or_none(hints[field.name])}
+    return nulls | {f.name: f.metadata[_ABSENT] for f in fields(view) if _ABSENT in f.metadata}
 
 
 def _or_none(hint: Any) -> bool:
@@ -95,7 +96,7 @@ def _reader(hint: Any) -> Reader:
 
 
 def _whole(value: Any, key: str) -> int:
-    """Waits compare it; anything else in its place is an answer of another shape."""
+    """Return a whole number, which waits compare; any other value makes it an answer of another shape."""
     if not isinstance(value, int):
         raise TypeError(f"{key} is {value!r}, not a whole number")
     return value

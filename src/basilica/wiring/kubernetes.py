@@ -26,7 +26,7 @@ from basilica.operator.release import release_finalizers
 from basilica.operator.rights import NamespaceRights
 from basilica.ports import Runtime
 from basilica.runtimes.kubernetes.runtime import KubernetesRuntime
-from basilica.server.serve import CannotServe, Listen, Parts, serve_stateless, take_key
+from basilica.server.serve import CannotServe, Listen, Parts, register_key, serve_stateless
 from basilica.stores.kubernetes import KubernetesKeys, KubernetesStore, Refusals
 
 log = logging.getLogger("basilica.operator")
@@ -36,10 +36,10 @@ NAMESPACE = "basilica-system"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions:
-    """Which cluster, and where in it the control plane is at home: its keys and its lease are there.
+    """The cluster, and the control plane's home namespace in it, which has its keys and its lease.
 
-    Without a namespace it is the one that this process runs in, or `basilica-system`. `image` is ours, for the
-    rendezvous and for runs that name none.
+    The default namespace is that of this process, or `basilica-system`. `image` is ours, for the rendezvous and for
+    runs that name none.
     """
 
     kubeconfig: str | None = None
@@ -50,7 +50,7 @@ class ClusterOptions:
     checkpoints: str | None = None
     image_pull_secrets: tuple[str, ...] = ()
     egress: tuple[str, ...] = (INTERNET,)
-    run_settings: RunSettings | None = None  # instead of all that is said here of runs
+    run_settings: RunSettings | None = None  # replaces all options of runs above
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ def home_of(options: ClusterOptions, api: KubeApi) -> str:
 
 @contextlib.asynccontextmanager
 async def open_cluster_keys(options: ClusterOptions) -> AsyncIterator[KubernetesKeys]:
-    """The API keys of a cluster, for `basilica keys`."""
+    """Open the API keys of a cluster, for `basilica keys`."""
     async with connect(options) as api:
         keys = KubernetesKeys(api, home_of(options, api))
         await keys.open()
@@ -98,21 +98,21 @@ def run_settings_of(options: ClusterOptions, home: str) -> RunSettings:
 
 
 def _runtime(options: ClusterOptions, settings: RunSettings, *, drives: bool) -> KubernetesRuntime:
-    """With a connection of its own, which it closes."""
+    """Return a runtime with a connection of its own, which it closes."""
     return KubernetesRuntime(connect(options), settings, drives=drives)
 
 
 async def serve_kubernetes(
     listen: Listen, options: ClusterOptions, settings: Settings, api_key: str | None, announce: Callable[[str], None]
 ) -> None:
-    """The API alone: it writes what users want, and the operator does it. Any number of these may run."""
+    """Serve the API alone: it records specs, and the operator carries them out. Any number of servers may run."""
     async with connect(options) as api:
         store = KubernetesStore(api, component="basilica-api")
         await store.open()
         try:
             async with open_cluster_keys(options) as keys:
                 clock = WallClock()
-                await take_key(keys, clock, api_key)
+                await register_key(keys, clock, api_key)
                 home = home_of(options, api)
                 async with Attendance(api, home) as operators:
                     runtime = _runtime(options, run_settings_of(options, home), drives=False)
@@ -155,7 +155,7 @@ async def operate(options: ClusterOptions, wanted: OperatorOptions, announce: Ca
 
 
 async def release(options: ClusterOptions) -> list[str]:
-    """Take our finalizers off everything, so that it can be deleted without an operator; what was released."""
+    """Remove our finalizers from all objects, so that they can be deleted without an operator; return their names."""
     async with connect(options) as api:
         return await release_finalizers(api)
 

@@ -1,4 +1,4 @@
-"""The composition root: the one module that names concrete adapters."""
+"""The composition root of one machine: a store in SQLite, ranks as processes."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ from basilica.machine.stray_runs import find_stray_runs, trouble_of, trouble_of_
 from basilica.runtimes.local import capabilities
 from basilica.runtimes.local.run_as import User, closed_to, find_user
 from basilica.runtimes.local.runtime import LocalRuntime
-from basilica.server.serve import CannotServe, Listen, Parts, serve, take_key
+from basilica.server.serve import CannotServe, Listen, Parts, register_key, serve
 from basilica.stores.sqlite.keys import SqliteKeys
 from basilica.stores.sqlite.store import SqliteStore
 
@@ -29,7 +29,7 @@ examine_machine = capabilities.examine_machine
 
 
 def prepare_state_dir(path: Path) -> Path:
-    """Make the directory if need be, and be sure that it can be written, and by nobody else."""
+    """Create the directory if it is absent, and check that this user, and no other, can write to it."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
@@ -46,7 +46,7 @@ def prepare_state_dir(path: Path) -> Path:
 
 @contextlib.asynccontextmanager
 async def open_keys(state_dir: Path) -> AsyncIterator[SqliteKeys]:
-    """The API keys, beside a running server or without one."""
+    """Open the API keys, beside a running server or without one."""
     keys = SqliteKeys(prepare_state_dir(state_dir) / STATE_FILE)
     await keys.open()
     try:
@@ -56,16 +56,16 @@ async def open_keys(state_dir: Path) -> AsyncIterator[SqliteKeys]:
 
 
 async def _continue_clock(state_dir: Path, store: SqliteStore) -> SteadyClock:
-    """The time line of this state directory, which goes on after the newest moment that a live run has on it."""
+    """Return the clock of this state directory, which continues after the newest timestamp of a live run."""
     clock = open_clock(state_dir)
     for instance in await store.live():
-        with contextlib.suppress(BasilicaError):  # what cannot be read has its own complaint, when its turn comes
+        with contextlib.suppress(BasilicaError):  # an unreadable run is reported by its own turn
             clock.not_before((await store.get(instance)).status.latest)
     return clock
 
 
 def _keep_clock(state_dir: Path, clock: SteadyClock) -> None:
-    """A disk that is full keeps nobody from being served: the next server then asks the wall clock."""
+    """Persist the clock. A full disk must not stop the server: the next one then starts from the wall clock."""
     try:
         keep_clock(state_dir, clock)
     except OSError as error:
@@ -81,7 +81,7 @@ async def serve_embedded(
     *,
     run_as: str | None = None,
 ) -> None:
-    """The control plane of one machine: SQLite and processes, those of ranks as the user `run_as` if one is given."""
+    """Serve the control plane of one machine: SQLite and processes; ranks run as the user `run_as`, if given."""
     state_dir = prepare_state_dir(state_dir)
     user = None if run_as is None else _user_of_ranks(run_as, state_dir)
     tighten(state_dir)
@@ -95,10 +95,10 @@ async def serve_embedded(
     )
     await store.open()
     try:
-        await _take_stock(state, store)
+        await _log_losses(state, store)
         async with open_keys(state_dir) as keys:
             clock = await _continue_clock(state_dir, store)
-            await take_key(keys, clock, api_key)
+            await register_key(keys, clock, api_key)
             runtime = LocalRuntime(state_dir, clock=clock, reserve=state.reserve, run_as=user)
             keep = functools.partial(_keep_clock, state_dir, clock)
             keep()
@@ -115,7 +115,7 @@ async def serve_embedded(
 
 
 def _user_of_ranks(name: str, state_dir: Path) -> User:
-    """The user, or why ranks could not run as that one."""
+    """Return the user; `CannotServe` with the reason if ranks cannot run as that user."""
     try:
         user = find_user(name)
         closed = closed_to(user, state_dir)
@@ -129,8 +129,8 @@ def _user_of_ranks(name: str, state_dir: Path) -> User:
     return user
 
 
-async def _take_stock(state: StateDirectory, store: SqliteStore) -> None:
-    """Say loudly what was lost while nobody looked."""
+async def _log_losses(state: StateDirectory, store: SqliteStore) -> None:
+    """Log every loss and damage that happened while no server ran."""
     known = await store.instances()
     try:
         (state.path / "runs").mkdir(mode=0o700, exist_ok=True)
@@ -148,17 +148,17 @@ async def _take_stock(state: StateDirectory, store: SqliteStore) -> None:
 
 @contextlib.contextmanager
 def _watching(state: StateDirectory) -> Iterator[None]:
-    """Log it at once when the directory goes away under the server."""
-    told: list[str] = []
+    """Log an error at once when the directory disappears under the server."""
+    logged: list[str] = []
 
-    def look() -> None:
+    def check() -> None:
         gone = state.gone()
-        if gone is not None and not told:
-            told.append(gone)
+        if gone is not None and not logged:
+            logged.append(gone)
             log.error("%s: no new runs are taken, and what is recorded now may be lost", gone)
 
     files = FileWatcher()
-    forget = files.watch(str(state.path), look, TAKEN_AWAY)
+    forget = files.watch(str(state.path), check, TAKEN_AWAY)
     try:
         yield
     finally:

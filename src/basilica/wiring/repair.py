@@ -1,7 +1,7 @@
-"""Examining a state directory for damage and loss, and putting right what can be: behind `basilica doctor`.
+"""The check and the repair of a state directory, for `basilica doctor`.
 
-Nothing is deleted. What is damaged is moved into `quarantine/`, or copied there before it is replaced; runs without a
-record are ended, and get one again from what their directories tell.
+The repair deletes nothing. Damaged files are moved into `quarantine/`, or copied there before they are replaced; runs
+without a record are ended, and their record is rebuilt from their directories.
 """
 
 import asyncio
@@ -44,18 +44,18 @@ REBUILT = "its record was lost; rebuilt from its directory by 'basilica doctor -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repaired:
-    """One thing that was done."""
+    """One step of a repair."""
 
     kind: str
     subject: str
     done: str
 
 
-# ---- examining -------------------------------------------------------------------------------------------------------
+# ---- check -----------------------------------------------------------------------------------------------------------
 
 
 def examine_state(state_dir: Path) -> list[Trouble]:
-    """What is wrong, without changing anything; a server may be running beside."""
+    """Return all faults, without changing anything; a server may be running."""
     if not state_dir.exists():
         return []
     return list(_troubles(state_dir))
@@ -85,7 +85,7 @@ def _troubles(state_dir: Path) -> Iterator[Trouble]:
         pass
     except (sqlite3.Error, BasilicaError, ValueError) as error:
         yield _trouble("StateFileDamaged", f"{path}: {error}")
-        return  # which runs there should be is not known
+        return  # without the file, the runs that should exist are unknown
     strays = find_stray_runs(state_dir, known)
     if strays:
         alive = sum(len(stray.pids) for stray in strays)
@@ -144,11 +144,11 @@ def _unread_records(layout: Layout) -> list[str]:
     return found
 
 
-# ---- repairing -------------------------------------------------------------------------------------------------------
+# ---- repair ----------------------------------------------------------------------------------------------------------
 
 
 def repair_state(state_dir: Path) -> list[Repaired]:
-    """Put right what can be. `StateInUse` while a server uses the directory: what it holds would be taken from it."""
+    """Repair all that can be repaired. `StateInUse` while a server uses the directory: it would lose its open files."""
     path = state_dir / STATE_FILE
     ownership = Ownership.take(path)
     try:
@@ -172,7 +172,7 @@ class _Repair:
     def repair(self) -> list[Repaired]:
         if unsafe(self.state_dir) is not None:
             self.state_dir.chmod(0o700)
-            self._note("StateDirectoryOpen", str(self.state_dir), "made writable for its owner alone (mode 0700)")
+            self._record("StateDirectoryOpen", str(self.state_dir), "made writable for its owner alone (mode 0700)")
         self._repair_file()
         schema.prepare(self.path)
         with schema.explained(self.path), contextlib.closing(schema.connect(self.path)) as connection:
@@ -180,11 +180,11 @@ class _Repair:
             for instance in _damaged(connection, tables.instances(connection, None)):
                 self._replace_record(connection, instance)
             for stray in find_stray_runs(self.state_dir, tables.instances(connection, None)):
-                self._take_up(connection, stray)
+                self._rebuild(connection, stray)
         losses = self.state_dir / LOSSES_FILE
         if losses.exists():
             losses.rename(self.quarantine() / LOSSES_FILE)
-            self._note("StateLost", str(self.path), "the loss is taken note of; what could be found again was")
+            self._record("StateLost", str(self.path), "the loss is taken note of; what could be found again was")
         return self.done
 
     def quarantine(self) -> Path:
@@ -192,11 +192,11 @@ class _Repair:
             directory.mkdir(mode=0o700, exist_ok=True)
         return self._quarantine
 
-    def _note(self, kind: str, subject: str, done: str) -> None:
+    def _record(self, kind: str, subject: str, done: str) -> None:
         self.done.append(Repaired(kind=kind, subject=subject, done=done))
 
     def _repair_file(self) -> None:
-        """A file that cannot be trusted is put aside, and what can be read of it goes into a new one."""
+        """Quarantine a damaged state file, and copy its readable rows into a new one."""
         try:
             with contextlib.closing(_opened(self.path)) as connection:
                 problems = _check(connection)
@@ -214,7 +214,7 @@ class _Repair:
         schema.prepare(self.path)
         saved = salvage.copy_rows(aside / STATE_FILE, self.path)
         rows = ", ".join(f"{count} {table}" for table, count in saved.items() if count) or "nothing"
-        self._note("StateFileDamaged", str(self.path), f"put aside in {aside}; taken over from it: {rows}")
+        self._record("StateFileDamaged", str(self.path), f"put aside in {aside}; taken over from it: {rows}")
 
     def _catch_up(self, connection: sqlite3.Connection) -> None:
         mark = _mark(self.path)
@@ -225,7 +225,7 @@ class _Repair:
         found = tables.newest_version(connection)
         if expected > found:
             tables.raise_version(connection, expected + 1)
-            self._note("StateLost", str(self.path), f"goes on after version {expected}; it had come back at {found}")
+            self._record("StateLost", str(self.path), f"goes on after version {expected}; it had come back at {found}")
         mark.open(tables.newest_version(connection))
         mark.close()
 
@@ -236,23 +236,23 @@ class _Repair:
         tables.condemn(connection, instance, Wanted.CANCEL, time.time())
         connection.execute("COMMIT")
         done = f"the damaged record is kept in {kept}; the run is cancelled: the next server ends its ranks"
-        self._note("DamagedRuns", instance, done)
+        self._record("DamagedRuns", instance, done)
 
-    def _take_up(self, connection: sqlite3.Connection, stray: StrayRun) -> None:
+    def _rebuild(self, connection: sqlite3.Connection, stray: StrayRun) -> None:
         ended = asyncio.run(end_run(self.layout, stray.instance))
         if not stray.has_directory:
-            self._note("ForgottenRuns", stray.instance, f"{ended} processes ended; nothing else is left of it")
+            self._record("ForgottenRuns", stray.instance, f"{ended} processes ended; nothing else is left of it")
             return
         deployment = rebuilt(self.layout, stray.instance, time.time())
         connection.execute("BEGIN IMMEDIATE")
         tables.restore(connection, deployment, [Event("Rebuilt", REBUILT, warning=True)], time.time())
         connection.execute("COMMIT")
         done = f"{ended} processes ended; its record is rebuilt for the user {deployment.user!r}, with logs and results"
-        self._note("ForgottenRuns", stray.instance, done)
+        self._record("ForgottenRuns", stray.instance, done)
 
 
 def rebuilt(layout: Layout, instance: str, now: float) -> Deployment:
-    """The run as its directory tells of it: whose it was, its ranks and how they ended. It has ended."""
+    """Return an ended run rebuilt from its directory: its user, its ranks and their exits."""
     ports = _ports(layout, instance)
     records = {key: record for key, record in read_records(layout, instance).items() if record is not None}
     ranks = max((key.rank for key in records), default=0) + 1

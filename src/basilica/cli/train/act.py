@@ -1,4 +1,4 @@
-"""Changing and ending runs: `scale`, `cancel`, `down`, `exec`, `prune`."""
+"""The commands that change or end runs: `scale`, `cancel`, `down`, `exec`, `prune`."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -107,7 +107,7 @@ def down(
         if not (yes or training.is_terminal) and terminal.can_ask() and not as_json:
             question = f"{shown} is {show.clean(training.phase)}. Stop and delete it?"
             if not typer.confirm(question, err=True):
-                terminal.say(f"{shown} is kept")
+                terminal.notify(f"{shown} is kept")
                 return
         with terminal.busy(lambda: f"deleting {shown}"):
             training.delete()
@@ -185,8 +185,8 @@ def pruned(deleted: Sequence[str], older_than: str, *, as_json: bool) -> None:
 
 
 def _each(names: Sequence[str], act: "Callable[[DistributedTraining], None]") -> bool:
-    """Every run in turn; one that cannot be found or refuses does not save the others. True if there was one."""
-    from basilica.cli.terminal import say
+    """Act on every run in turn; one that is not found or refuses does not stop the loop. Return whether one failed."""
+    from basilica.cli.terminal import notify
     from basilica.core.errors import BasilicaError
 
     failed = False
@@ -195,5 +195,5 @@ def _each(names: Sequence[str], act: "Callable[[DistributedTraining], None]") ->
             act(handle(name))
         except BasilicaError as error:
             failed = True
-            say(f"basilica: {error}")
+            notify(f"basilica: {error}")
     return failed

@@ -1,4 +1,4 @@
-"""What the commands of `basilica train` share."""
+"""Shared parts of the commands of `basilica train`."""
 
 import shlex
 from datetime import UTC, datetime
@@ -17,7 +17,7 @@ PATIENCE = 10.0  # people at a terminal give up sooner than programs; waits have
 
 
 def known_names(incomplete: str) -> list[str]:
-    """Names of runs, for the shell to complete; nothing is started for that, and nothing said if it fails."""
+    """Return names of runs for the shell's completion; it starts no server, and a failure is silent."""
     from basilica.client import embedded
     from basilica.client.api import BasilicaClient
     from basilica.core.errors import BasilicaError
@@ -33,7 +33,7 @@ def known_names(incomplete: str) -> list[str]:
 
 
 def _checked(name: str) -> str:
-    """A name that would be another path than that of a run cannot be one."""
+    """Refuse a name that would be another path than that of a run."""
     if name in ("", ".", ".."):
         raise DeploymentNotFound(name)
     return name
@@ -74,7 +74,7 @@ def client() -> "BasilicaClient":
 
 
 def handle(name: str) -> "DistributedTraining":
-    """The run of that name, looked up; a server that has to be started first is told about."""
+    """Look up the run of that name; if a server has to be started first, show that."""
     from basilica.cli.terminal import busy
 
     with busy(lambda: "asking the server"):
@@ -86,7 +86,7 @@ def now() -> datetime:
 
 
 def word(view: "RunView") -> str:
-    """The name of a run as an argument of our commands."""
+    """Return the name of a run as an argument of our commands."""
     return shlex.quote(view.name)
 
 

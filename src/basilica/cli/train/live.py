@@ -1,6 +1,6 @@
-"""Following a run while it changes: in a terminal a view that redraws itself, elsewhere one line per change.
+"""The live view of a run: in a terminal it redraws itself, elsewhere it is one line per change.
 
-The server tells of changes; nothing is asked for on a timer. Signals and keys are wishes that come on one queue.
+The server pushes changes; nothing polls on a timer. Signals and keys are interruptions that come on one queue.
 """
 
 import asyncio
@@ -31,8 +31,8 @@ RESIZED_SECONDS = (0.02, 0.5)
 LINES_KEPT = 100
 
 
-class Wish(StrEnum):
-    """What somebody asked of us while we were waiting."""
+class Interruption(StrEnum):
+    """A request of the user, or a time limit, that ends the wait for a run."""
 
     INTERRUPT = "interrupt"
     TERMINATE = "terminate"
@@ -41,7 +41,7 @@ class Wish(StrEnum):
 
 
 class Display(Protocol):
-    """Whom changes are shown to."""
+    """The receiver of a run's changes."""
 
     wants_events: bool
     wants_lines: bool
@@ -60,7 +60,7 @@ class Display(Protocol):
 
 @dataclass(slots=True)
 class Silent:
-    """Nobody: somebody only wants to know the end."""
+    """A display that shows nothing, for a caller that only waits for the end."""
 
     wants_events: bool = False
     wants_lines: bool = False
@@ -87,15 +87,15 @@ class Silent:
 
 @dataclass(slots=True)
 class Lines(Silent):
-    """One line per change, where the line says something new."""
+    """One line per change, unless it equals the last line."""
 
     last: str = ""
 
     def state(self, view: RunView) -> None:
-        said = show.change(view)
-        if said != self.last:
-            self.last = said
-            write_line(f"{show.timestamp(now())} {said}")
+        line = show.change(view)
+        if line != self.last:
+            self.last = line
+            write_line(f"{show.timestamp(now())} {line}")
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ class JsonStates(Silent):
 
 @dataclass(slots=True)
 class Logs(Silent):
-    """What the ranks write, as they wrote it."""
+    """The output of the ranks, unchanged."""
 
     wants_lines: bool = True
     as_json: bool = False
@@ -123,7 +123,7 @@ class Logs(Silent):
 
 @dataclass(slots=True)
 class Screen:
-    """The live view. It is drawn at most ten times a second, and fits the terminal whatever that does."""
+    """The live view. It is drawn at most ten times a second, and fits the terminal at any size."""
 
     keys: str = ""
     wants_lines: bool = False
@@ -155,13 +155,13 @@ class Screen:
         self.draw()
 
     def draw(self) -> None:
-        """Now, or as soon as the last drawing is a while ago."""
+        """Draw now, or once `REDRAW_SECONDS` have passed since the last drawing."""
         loop = asyncio.get_running_loop()
         if self._due is None and not self._paused:
             self._due = loop.call_at(max(loop.time(), self._drawn_at + REDRAW_SECONDS), self._draw)
 
     def resized(self) -> None:
-        """The kernel sends its signal before it stores the new size: a drawing at once may still have the old one."""
+        """Draw again after a moment: the kernel signals before it stores the new size, so a drawing now may miss it."""
         loop = asyncio.get_running_loop()
         for delay in RESIZED_SECONDS:
             loop.call_later(delay, self.draw)
@@ -183,7 +183,7 @@ class Screen:
         return show.screen(frame, width=size.width, height=size.height)
 
     def pause(self) -> None:
-        """Leave the terminal to somebody else, with the last state on it and without the line of keys."""
+        """Stop drawing, with the last state on the terminal and without the line of keys."""
         if self._due is not None:
             self._due.cancel()
             self._due = None
@@ -193,7 +193,7 @@ class Screen:
         self._live.stop()
 
     def resume(self) -> None:
-        """Below what has been printed since."""
+        """Draw again, below the text that was printed since."""
         self._paused, self._live = False, _new_live()
         self._live.start()
         if self._view is not None:
@@ -217,7 +217,7 @@ def displayed(display: Display) -> Iterator[None]:
 
 
 async def follow(training: DistributedTraining, display: Display) -> RunView:
-    """Show every change until nothing of the run can change any more; the last state."""
+    """Show every change until the run is settled; return its last state."""
     lines = asyncio.create_task(_show_lines(training, display)) if display.wants_lines else None
     version = -1
     try:
@@ -250,17 +250,17 @@ async def _show_lines(training: DistributedTraining, display: Display) -> None:
 
 
 @contextmanager
-def wishes(on_resize: Callable[[], None] | None = None) -> Iterator[asyncio.Queue[str]]:
-    """Signals and, at a terminal, single keys. A signal that whoever started us made us ignore stays ignored."""
+def interruptions(on_resize: Callable[[], None] | None = None) -> Iterator[asyncio.Queue[str]]:
+    """Yield the queue of signals and, at a terminal, single keys. A signal that the parent set to ignored stays so."""
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[str] = asyncio.Queue()
     taken = [
-        (number, wish)
-        for number, wish in ((signal.SIGINT, Wish.INTERRUPT), (signal.SIGTERM, Wish.TERMINATE))
+        (number, interruption)
+        for number, interruption in ((signal.SIGINT, Interruption.INTERRUPT), (signal.SIGTERM, Interruption.TERMINATE))
         if signal.getsignal(number) is not signal.SIG_IGN
     ]
-    for number, wish in taken:
-        loop.add_signal_handler(number, queue.put_nowait, wish)
+    for number, interruption in taken:
+        loop.add_signal_handler(number, queue.put_nowait, interruption)
     if on_resize is not None:
         loop.add_signal_handler(signal.SIGWINCH, on_resize)
     try:
@@ -275,7 +275,7 @@ def wishes(on_resize: Callable[[], None] | None = None) -> Iterator[asyncio.Queu
 
 @contextmanager
 def _keys(loop: asyncio.AbstractEventLoop, queue: asyncio.Queue[str]) -> Iterator[None]:
-    """Single keys without echo; the terminal is left as it was found."""
+    """Read single keys without echo; restore the terminal at the end."""
     fd = sys.stdin.fileno() if stdin_is_terminal() else None
     if fd is None or is_plain(sys.stdout) or os.tcgetpgrp(fd) != os.getpgrp():
         yield
@@ -294,7 +294,7 @@ def _keys(loop: asyncio.AbstractEventLoop, queue: asyncio.Queue[str]) -> Iterato
 
     grab()
     loop.add_reader(fd, read)
-    loop.add_signal_handler(signal.SIGCONT, grab)  # a shell gives it back as it likes it
+    loop.add_signal_handler(signal.SIGCONT, grab)  # a shell resumes us with its own terminal settings
     try:
         yield
     finally:
@@ -303,13 +303,15 @@ def _keys(loop: asyncio.AbstractEventLoop, queue: asyncio.Queue[str]) -> Iterato
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
 
-async def end_or_wish(end: asyncio.Task[RunView], queue: asyncio.Queue[str], left: float | None) -> RunView | str:
-    """What comes first: the end of the run, a wish, or that the time is up."""
-    wish = asyncio.create_task(queue.get())
+async def end_or_interruption(
+    end: asyncio.Task[RunView], queue: asyncio.Queue[str], left: float | None
+) -> RunView | str:
+    """Return the first of: the end of the run, an interruption, the end of the time."""
+    interruption = asyncio.create_task(queue.get())
     try:
-        done, _ = await asyncio.wait({end, wish}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait({end, interruption}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        wish.cancel()
+        interruption.cancel()
     if end in done:
         return end.result()
-    return wish.result() if wish in done else Wish.TIME_IS_UP
+    return interruption.result() if interruption in done else Interruption.TIME_IS_UP

@@ -1,4 +1,4 @@
-"""`basilica train metrics`: what the ranks of a run reported."""
+"""`basilica train metrics`: the series that the ranks of a run reported."""
 
 import sys
 from dataclasses import asdict
@@ -44,20 +44,21 @@ def metrics(
         terminal.write_json({"series": [_series(s) for s in series]})
     elif not series:
         what = "nothing" if metric is None else f"no {metric!r}"
-        terminal.say(f"the ranks have reported {what} so far; they do with basilica.report(step=…, loss=…)")
+        terminal.notify(f"the ranks have reported {what} so far; they do with basilica.report(step=…, loss=…)")
     else:
         asked = [s for s in series if metric is not None or s.metric not in ROUND_NUMBERS]
         if asked:
             screen = terminal.console(sys.stdout)
             terminal.show(pictures.table(asked, training.ranks, ascii_only=screen.options.ascii_only))
         if len(asked) < len(series):
-            terminal.say(f"there are DiLoCo rounds: basilica console {name} shows them, or --metric {ROUND_NUMBERS[0]}")
+            example = ROUND_NUMBERS[0]
+            terminal.notify(f"there are DiLoCo rounds: basilica console {name} shows them, or --metric {example}")
     if plot is not None:
         _draw(series, training.friendly_name, plot)
 
 
 def _series(series: "Series") -> dict[str, Any]:
-    """As the server tells it: a value that is not finite is a string."""
+    """Return the series as the server sends it: a value that is not finite is a string."""
     import math
 
     from basilica.cli import show
@@ -76,11 +77,11 @@ def _series(series: "Series") -> dict[str, Any]:
 
 def _draw(series: "list[Series]", title: str, path: Path) -> None:
     from basilica.cli import metrics as pictures
-    from basilica.cli.terminal import say
+    from basilica.cli.terminal import notify
     from basilica.core.errors import BasilicaError
 
     if not series:
-        say("there is nothing to draw yet")
+        notify("there is nothing to draw yet")
         return
     try:
         path.write_text(pictures.picture(series, title), encoding="utf-8")

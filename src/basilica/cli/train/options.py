@@ -1,4 +1,4 @@
-"""What people write on the command line, turned into what the SDK takes. Pure, apart from the environment and files."""
+"""The parser of `basilica train up`: from arguments to options of the SDK. Pure, apart from environment and files."""
 
 import os
 import re
@@ -14,12 +14,12 @@ from basilica.core.errors import WorldSizeOutOfBounds
 from basilica.core.world import WorldSize
 
 BENCH_VALUES = ("on-start", "off")
-REST = "basilica.rest"  # in a context's `meta`: what came after `--`, or None if there was none
+REST = "basilica.rest"  # in a context's `meta`: the arguments after `--`, or None without it
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class WithRest(TyperCommand):
-    """A command that takes what comes after `--` as it stands, and knows that there was one."""
+    """A command that takes the arguments after `--` unchanged, and distinguishes none of them from no `--`."""
 
     rest_usage = "-- COMMAND..."
 
@@ -33,7 +33,7 @@ class WithRest(TyperCommand):
 
 
 class UpCommand(WithRest):
-    """Also `--bench` with and without a value, and `--no-bench`."""
+    """The same, with `--bench` with and without a value, and `--no-bench`."""
 
     rest_usage = "[-- COMMAND|ARGS...]"
 
@@ -51,7 +51,7 @@ def split_rest(args: Sequence[str]) -> tuple[list[str], list[str] | None]:
 
 
 def plain_bench(args: Sequence[str]) -> list[str]:
-    """`--bench` alone and `--no-bench` with the value that they stand for."""
+    """Give `--bench` alone and `--no-bench` their values."""
     plain: list[str] = []
     for n, part in enumerate(args):
         if part == "--no-bench":
@@ -66,7 +66,7 @@ def plain_bench(args: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What to run: a command or a script, and what it is called."""
+    """The program of a run, a command or a script, and the run's name."""
 
     name: str | None
     command: list[str] | str | None
@@ -75,7 +75,7 @@ class Program:
 
 
 def program(words: Sequence[str], rest: Sequence[str] | None, shell: str | None) -> Program:
-    """From `[NAME] -- COMMAND…`, `[NAME] SCRIPT.py [-- ARGS…]` or `[NAME] --command TEXT`."""
+    """Parse `[NAME] -- COMMAND…`, `[NAME] SCRIPT.py [-- ARGS…]` or `[NAME] --command TEXT`."""
     given = list(words)
     script = Path(given.pop()) if given and given[-1].endswith(".py") else None
     if len(given) > 1:
@@ -92,7 +92,7 @@ def program(words: Sequence[str], rest: Sequence[str] | None, shell: str | None)
 
 
 def world_size(text: str) -> WorldSize:
-    """`4`, or `MIN:TARGET:MAX`."""
+    """Parse `4`, or `MIN:TARGET:MAX`."""
     parts = text.split(":")
     if len(parts) not in (1, 3) or not all(part.isascii() and part.isdigit() for part in parts):
         raise typer.BadParameter(f"{text!r} is no world size; write 4, or MIN:TARGET:MAX such as 2:4:8")
@@ -104,7 +104,7 @@ def world_size(text: str) -> WorldSize:
 
 
 def variables(given: Sequence[str], option: str, *, here: Mapping[str, str] | None = None) -> dict[str, str]:
-    """`K=V`, or `K` for the value that it has here. A value that is wrong is not shown: it may be a secret."""
+    """Parse `K=V`, or `K` for its value in our environment. An invalid value is not shown: it may be a secret."""
     found: dict[str, str] = {}
     environment = os.environ if here is None else here
     for item in given:
@@ -118,7 +118,7 @@ def variables(given: Sequence[str], option: str, *, here: Mapping[str, str] | No
 
 
 def env_file(path: Path) -> dict[str, str]:
-    """`NAME=VALUE` by line; empty lines and those that begin with `#` do not count, quotes around a value neither."""
+    """Parse `NAME=VALUE` lines; empty lines, lines that begin with `#`, and quotes around a value do not count."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -139,5 +139,5 @@ def env_file(path: Path) -> dict[str, str]:
 
 
 def names(given: Sequence[str]) -> tuple[str, ...]:
-    """`a,b` and repeated options alike."""
+    """Split `a,b`; repeated options mean the same."""
     return tuple(name for item in given for name in item.split(",") if name)

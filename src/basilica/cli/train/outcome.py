@@ -1,4 +1,4 @@
-"""Exit codes of the commands that wait for a run; docs/reference/exit-codes.md tells them to users."""
+"""Exit codes of the commands that wait for a run; docs/reference/exit-codes.md documents them."""
 
 import signal
 
@@ -11,7 +11,7 @@ CANCELLED = 130
 
 
 def exit_code(view: RunView) -> int:
-    """Of a run that has ended: 0, the culprit's own code, or 130."""
+    """Return the exit code for an ended run: 0, the culprit's own code, or 130."""
     match view.phase:
         case "succeeded":
             return 0

@@ -1,4 +1,4 @@
-"""Waiting for a run: `basilica train wait`, and what `up` and `rerun` do once there is one."""
+"""The wait for a run: `basilica train wait`, and the second half of `up` and `rerun`."""
 
 import asyncio
 import sys
@@ -21,7 +21,7 @@ UP_SECONDS = 600.0
 
 
 class Goal(StrEnum):
-    """What to wait for."""
+    """The goal of a wait."""
 
     MIN = "min"
     TARGET = "target"
@@ -59,8 +59,8 @@ def wait(
 
 
 def until(training: "DistributedTraining", goal: Goal, limit: float, *, as_json: bool) -> None:
-    """Return once it has come so far or has ended; exits with 124 when the time is up."""
-    from basilica.cli.terminal import busy, say, write_json
+    """Return once the run has reached the goal or has ended; exit with 124 when the time is up."""
+    from basilica.cli.terminal import busy, notify, write_json
     from basilica.cli.train.outcome import TIMED_OUT
     from basilica.core.errors import BelowMinimumWorld
 
@@ -76,14 +76,14 @@ def until(training: "DistributedTraining", goal: Goal, limit: float, *, as_json:
     except (BelowMinimumWorld, TimeoutError) as error:
         if training.is_terminal and goal is not Goal.BENCH:
             return
-        say(f"basilica: {error}")
+        notify(f"basilica: {error}")
         if as_json:
             write_json(training.view.raw)
         raise typer.Exit(TIMED_OUT) from None
 
 
 def finish(view: "RunView", *, as_json: bool, bench: bool = False) -> None:
-    """Say where the run stands, and exit as it did if it is over."""
+    """Show the state of the run, and exit with its code if it is over."""
     from basilica.cli import show, terminal
     from basilica.cli.train.outcome import exit_code
 
@@ -108,7 +108,7 @@ def go_on(
     timeout: float | None,
     as_json: bool,
 ) -> None:
-    """Wait for as much as was asked for, and say how to go on."""
+    """Wait as the options request, and show the next commands."""
     from basilica.cli import show, terminal
 
     if wait:
@@ -135,19 +135,19 @@ def _to_the_end(
     plain = as_json or terminal.is_plain(sys.stdout)
     try:
         how = asyncio.run(_follow(training, _display(training, plain=plain, logs=logs, as_json=as_json), timeout))
-    except KeyboardInterrupt:  # before we listened for it
-        how = live.Wish.INTERRUPT
+    except KeyboardInterrupt:  # before our handler was installed
+        how = live.Interruption.INTERRUPT
     view = training.view
-    if how in (live.Wish.TERMINATE, live.Wish.INTERRUPT):
+    if how in (live.Interruption.TERMINATE, live.Interruption.INTERRUPT):
         _detached(training, as_json=as_json)
     over = view.is_terminal
     if as_json:
         terminal.write_json(view.raw)
     elif over:
-        said = plain and not logs  # the last line of those that we printed
-        terminal.show(show.blame(view) if said else show.outcome(view), sys.stderr if plain and logs else sys.stdout)
+        shown = plain and not logs  # the last printed line has the end of the run
+        terminal.show(show.blame(view) if shown else show.outcome(view), sys.stderr if plain and logs else sys.stdout)
     if not over:
-        terminal.say(f"basilica: after {timeout:g} s it is {show.change(view)}; it goes on")
+        terminal.notify(f"basilica: after {timeout:g} s it is {show.change(view)}; it goes on")
         raise typer.Exit(TIMED_OUT)
     if remove:
         with terminal.busy(lambda: f"deleting {show.clean(view.name)}"):
@@ -162,7 +162,7 @@ def _display(training: "DistributedTraining", *, plain: bool, logs: bool, as_jso
     if not plain:
         return live.Screen(keys="Ctrl-C: detach or cancel", wants_lines=logs)
     if not as_json:
-        terminal.say(f"{show.clean(training.view.name)} is {show.clean(training.phase)}")
+        terminal.notify(f"{show.clean(training.view.name)} is {show.clean(training.phase)}")
     if logs:
         return live.Logs(as_json=as_json, prefix=training.world.max > 1)
     return live.Silent() if as_json else live.Lines()
@@ -170,8 +170,8 @@ def _display(training: "DistributedTraining", *, plain: bool, logs: bool, as_jso
 
 async def _follow(
     training: "DistributedTraining", display: "live.Display", timeout: float | None
-) -> "live.Wish | None":
-    """None: the run has ended. A wish: we leave, and it goes on."""
+) -> "live.Interruption | None":
+    """Follow the run. None: it has ended. An interruption: the command exits, and the run goes on."""
     from basilica.cli import terminal
     from basilica.cli.train import live
 
@@ -179,23 +179,23 @@ async def _follow(
     resized = display.resized if isinstance(display, live.Screen) else None
     asking = resized is not None and terminal.can_ask()
     cancelled = False
-    with live.wishes(resized) as queue, live.displayed(display):
+    with live.interruptions(resized) as queue, live.displayed(display):
         end = asyncio.create_task(live.follow(training, display))
         try:
             while True:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                what = await live.end_or_wish(end, queue, left)
-                if what == live.Wish.INTERRUPT and asking and not cancelled:
+                what = await live.end_or_interruption(end, queue, left)
+                if what == live.Interruption.INTERRUPT and asking and not cancelled:
                     what = await _ask(end, display, queue)
-                elif what == live.Wish.INTERRUPT:
-                    what = live.Wish.TERMINATE if cancelled else live.Wish.CANCEL
+                elif what == live.Interruption.INTERRUPT:
+                    what = live.Interruption.TERMINATE if cancelled else live.Interruption.CANCEL
                 match what:
-                    case live.Wish.CANCEL:
+                    case live.Interruption.CANCEL:
                         cancelled = True
                         await training.cancel_async()
-                    case live.Wish():
+                    case live.Interruption():
                         return what
-                    case str():  # a key that means nothing here
+                    case str():  # a key without a function
                         pass
                     case _:
                         return None
@@ -206,19 +206,19 @@ async def _follow(
 
 async def _ask(
     end: "asyncio.Task[RunView]", display: "live.Display", queue: "asyncio.Queue[str]"
-) -> "live.Wish | RunView | str":
-    """What somebody at the terminal wants of a run that they interrupted."""
+) -> "live.Interruption | RunView | str":
+    """Ask the user at the terminal what to do with the interrupted run."""
     from basilica.cli import terminal
     from basilica.cli.train import live
 
     display.pause()
-    terminal.say("[d]etach or [c]ancel the run? Any other key watches on (Ctrl-C again: detach)")
-    match await live.end_or_wish(end, queue, None):
-        case "d" | "D" | live.Wish.INTERRUPT | live.Wish.TERMINATE:
-            return live.Wish.TERMINATE
+    terminal.notify("[d]etach or [c]ancel the run? Any other key watches on (Ctrl-C again: detach)")
+    match await live.end_or_interruption(end, queue, None):
+        case "d" | "D" | live.Interruption.INTERRUPT | live.Interruption.TERMINATE:
+            return live.Interruption.TERMINATE
         case "c" | "C":
             display.resume()
-            return live.Wish.CANCEL
+            return live.Interruption.CANCEL
         case other:
             display.resume()
             return other
@@ -229,7 +229,7 @@ def _detached(training: "DistributedTraining", *, as_json: bool) -> NoReturn:
     from basilica.cli.train.outcome import DETACHED
 
     view = training.view
-    terminal.say(f"detached; {show.clean(view.name)} goes on: basilica train watch {show.clean(word(view))}")
+    terminal.notify(f"detached; {show.clean(view.name)} goes on: basilica train watch {show.clean(word(view))}")
     if as_json:
         terminal.write_json(view.raw)
     raise typer.Exit(DETACHED)

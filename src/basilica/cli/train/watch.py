@@ -29,7 +29,7 @@ def watch(
 
     training = handle(name)
 
-    async def look() -> None:
+    async def follow() -> None:
         screen = None
         display: live.Display
         if as_json:
@@ -39,21 +39,22 @@ def watch(
         else:
             display = screen = live.Screen(keys="q leaves; the run goes on", wants_lines=logs)
         with (
-            live.wishes(None if screen is None else screen.resized) as queue,
+            live.interruptions(None if screen is None else screen.resized) as queue,
             live.displayed(display),
         ):
             end = asyncio.create_task(live.follow(training, display))
             try:
                 while True:
-                    what = await live.end_or_wish(end, queue, None)
-                    if not isinstance(what, str) or what in (live.Wish.INTERRUPT, live.Wish.TERMINATE, "q", "Q"):
+                    what = await live.end_or_interruption(end, queue, None)
+                    signals = (live.Interruption.INTERRUPT, live.Interruption.TERMINATE)
+                    if not isinstance(what, str) or what in (*signals, "q", "Q"):
                         return
             finally:
                 end.cancel()
                 await asyncio.gather(end, return_exceptions=True)
 
-    asyncio.run(look())
+    asyncio.run(follow())
     view = training.view
     if view.is_terminal and not as_json:
-        said = terminal.is_plain(sys.stdout)  # the last line of those that we printed
-        terminal.show(show.blame(view) if said else show.outcome(view))
+        shown = terminal.is_plain(sys.stdout)  # the last printed line has the end of the run
+        terminal.show(show.blame(view) if shown else show.outcome(view))

@@ -1,4 +1,4 @@
-"""What an object store's error means: that nobody answered, which may pass, or that the answer was no; in words."""
+"""The meaning of an object store's error, in words: no answer, which may be transient, or a refusal."""
 
 import re
 
@@ -14,7 +14,7 @@ _ASKED_FOR_CREDENTIALS = ("169.254.", "metadata.google.internal")
 
 
 def will_pass(error: Exception) -> bool:
-    """Whether the same request may succeed later: there was no answer, or one that says so."""
+    """Return whether the same request may succeed later: there was no answer, or a transient one."""
     status, code = _STATUS.search(str(error)), _CODE.search(str(error))
     if status is None and code is not None:
         return code[1] in _PASSING_CODES

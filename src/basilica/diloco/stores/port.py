@@ -1,4 +1,4 @@
-"""What a round needs of an object store."""
+"""The port of an object store: the operations that a round needs."""
 
 from collections.abc import Iterable, Sequence
 from typing import Protocol, runtime_checkable
@@ -14,7 +14,7 @@ class ObjectStore(Protocol):
 
     first_pause: float
     longest_pause: float
-    """Between two looks at the store, in seconds: the less a look costs, the shorter."""
+    """The pause between two polls of the store, in seconds: the less a poll costs, the shorter."""
     piece_bytes: int
     """How much is read at a time."""
     parallel: int
@@ -41,7 +41,7 @@ class ObjectStore(Protocol):
         ...
 
     def wait_for_change(self, prefix: str, seconds: float) -> None:
-        """Let time pass; return sooner if something changed under the prefix and this store can tell."""
+        """Wait; return sooner after a change under the prefix, if this store can notify."""
         ...
 
 

@@ -1,7 +1,7 @@
-"""How long a client may keep its connection waiting: for the head and the body of a request, and for its reading.
+"""Timeouts of a client's connection: for the head and the body of a request, and for the reading of the answer.
 
-Uvicorn's flow control, with a clock. Time in which we do not read, since what came before is still being worked on, is
-not the client's.
+The class is uvicorn's flow control with a clock. Time in which the server does not read, since it still works on
+earlier bytes, does not count against the client.
 """
 
 import asyncio
@@ -17,15 +17,16 @@ HURRIED_SECONDS = 1.0
 Owed = Literal["head", "body"]
 
 
-class Patience(FlowControl):
-    """`late` is called with what a client has not sent in time. One that reads nothing is disconnected at once."""
+class ClientTimeouts(FlowControl):
+    """Flow control with timeouts. It calls `late` with the part that a client has not sent in time. A client that does
+    not read is disconnected at once."""
 
     def __init__(self, transport: asyncio.Transport, limits: ConnectionLimits, late: Callable[[Owed], None]) -> None:
         super().__init__(transport)
         self._limits, self._late = limits, late
         self._loop = asyncio.get_running_loop()
-        self._sending: asyncio.TimerHandle | None = None  # what the client has to send
-        self._reading: asyncio.TimerHandle | None = None  # what it has to read
+        self._sending: asyncio.TimerHandle | None = None  # for bytes that the client has to send
+        self._reading: asyncio.TimerHandle | None = None  # for bytes that the client has to read
         self._waited, self._since, self._received = 0.0, 0.0, 0
         self._in_body = False
         self._stall_seconds = limits.stall_seconds
@@ -36,7 +37,7 @@ class Patience(FlowControl):
             self._reading.cancel()
             self._reading = None
 
-    # ---- what a client sends -------------------------------------------------------------------------------------
+    # ---- requests that the client sends --------------------------------------------------------------------------
 
     def expect_head(self) -> None:
         self.expect_nothing()
@@ -48,7 +49,7 @@ class Patience(FlowControl):
         if not self.read_paused:
             self._await_body()
 
-    def body_came(self, size: int) -> None:
+    def body_received(self, size: int) -> None:
         self._received += size
 
     def expect_nothing(self) -> None:
@@ -68,9 +69,9 @@ class Patience(FlowControl):
 
     def _await_body(self) -> None:
         self._since = self._loop.time()
-        self._sending = self._loop.call_later(self._left(), self._look_at_body)
+        self._sending = self._loop.call_later(self._left(), self._check_body)
 
-    def _look_at_body(self) -> None:
+    def _check_body(self) -> None:
         self._waited += self._loop.time() - self._since
         if self._left() > 0:
             self._await_body()
@@ -86,7 +87,7 @@ class Patience(FlowControl):
             self._sending.cancel()
             self._sending = None
 
-    # ---- what it reads -------------------------------------------------------------------------------------------
+    # ---- answers that the client reads ---------------------------------------------------------------------------
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -99,7 +100,7 @@ class Patience(FlowControl):
             self._reading = None
 
     def hurry(self) -> None:
-        """Wait for reading no longer than a server that is closing can."""
+        """Shorten the timeout of reading to the time that a closing server has."""
         self._stall_seconds = min(self._stall_seconds, HURRIED_SECONDS)
         if self._reading is not None:
             self._reading.cancel()
@@ -107,11 +108,11 @@ class Patience(FlowControl):
         self.expect_reading()
 
     def expect_reading(self) -> None:
-        """Disconnect the client if it does not read on what is waiting for it."""
+        """Disconnect the client if it does not read the bytes that are buffered for it."""
         if self._reading is None and (waiting := self._transport.get_write_buffer_size()):
-            self._reading = self._loop.call_later(self._stall_seconds, self._look_at_reading, waiting)
+            self._reading = self._loop.call_later(self._stall_seconds, self._check_reading, waiting)
 
-    def _look_at_reading(self, before: int) -> None:
+    def _check_reading(self, before: int) -> None:
         self._reading = None
         if self._transport.get_write_buffer_size() >= before:
             self._transport.abort()

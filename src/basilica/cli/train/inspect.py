@@ -1,4 +1,4 @@
-"""Looking at runs: `ls`, `status`, `logs`, `events`, `exits`, `why`, `bench`."""
+"""The commands that read runs: `ls`, `status`, `logs`, `events`, `exits`, `why`, `bench`."""
 
 import sys
 from pathlib import Path
@@ -33,7 +33,7 @@ def ls(
     elif views:
         terminal.show(show.runs(views, now()))
     else:
-        terminal.say("no run is live" if live else "no runs yet: 'basilica train up --help' says how to start one")
+        terminal.notify("no run is live" if live else "no runs yet: 'basilica train up --help' says how to start one")
 
 
 def ps(
@@ -200,7 +200,7 @@ def exits(name: Name, as_json: Json = False) -> None:
         terminal.write_json(facts | {"exits": gang.get("rankExits", []), "culprit": gang.get("culprit")})
         return
     if not view.exits:
-        terminal.say("the run has not ended" if not view.is_terminal else "no rank's exit is known")
+        terminal.notify("the run has not ended" if not view.is_terminal else "no rank's exit is known")
         return
     terminal.show(show.exits(view.exits, None if view.culprit is None else view.culprit.rank))
     for line in show.raised(view.exits):
@@ -209,7 +209,7 @@ def exits(name: Name, as_json: Json = False) -> None:
     if guilty is not None:
         terminal.show(guilty)
     if not view.settled:
-        terminal.say("ranks are still being stopped; their exits are to come")
+        terminal.notify("ranks are still being stopped; their exits are to come")
 
 
 def bench(
@@ -242,12 +242,12 @@ def bench(
 
 def _plot(view: "RunView", path: Path) -> None:
     from basilica.cli.plot import draw
-    from basilica.cli.terminal import say
+    from basilica.cli.terminal import notify
     from basilica.core.errors import BasilicaError
 
     found = None if view.bench is None else view.bench.result
     if found is None or not found.sweep:
-        say("there is no sweep to draw" if found else "there is no result to draw yet")
+        notify("there is no sweep to draw" if found else "there is no result to draw yet")
         return
     try:
         draw(view.name, found, path)
