@@ -6,7 +6,7 @@ import os
 import sys
 from collections import deque
 
-LINES_KEPT, LINE_CHARS_MAX = 20, 500
+from basilica.runtimes.rules import TAIL_LINE_CHARS, TAIL_LINES, tail_of
 
 
 class Output:
@@ -15,7 +15,7 @@ class Output:
     def __init__(self) -> None:
         self._reading, self.writing = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._reading, False)
-        self._lines: deque[bytes] = deque(maxlen=LINES_KEPT)
+        self._lines: deque[bytes] = deque(maxlen=TAIL_LINES)
         self._rest = b""
         asyncio.get_running_loop().add_reader(self._reading, self._relay)
 
@@ -33,7 +33,7 @@ class Output:
             return False
         _write_all(piece)
         *lines, self._rest = (self._rest + piece).split(b"\n")
-        self._lines.extend(line[: 4 * LINE_CHARS_MAX] for line in lines)
+        self._lines.extend(line[: 4 * TAIL_LINE_CHARS] for line in lines)
         self._rest = self._rest[-(1 << 16) :]
         return True
 
@@ -43,8 +43,8 @@ class Output:
             pass
         asyncio.get_running_loop().remove_reader(self._reading)
         os.close(self._reading)
-        last = [*self._lines, *([self._rest] if self._rest else [])][-LINES_KEPT:]
-        return tuple(line.decode(errors="replace")[:LINE_CHARS_MAX] for line in last)
+        last = [*self._lines, *([self._rest] if self._rest else [])]
+        return tail_of([line.decode(errors="replace") for line in last])
 
 
 def _write_all(piece: bytes) -> None:

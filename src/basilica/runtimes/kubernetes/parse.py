@@ -22,10 +22,10 @@ from basilica.kube.manifests.run import (
 )
 from basilica.rendezvous.orders import AttemptRecord, Order, load_record
 from basilica.runtimes.kubernetes.node_evidence import Evidence
+from basilica.runtimes.rules import TAIL_LINE_CHARS, shown_attempts, tail_of
 
 Json = dict[str, Any]
 
-ENDED_ATTEMPTS_SHOWN = 4
 TERMINATED = "Terminated"  # by the platform; the pod's conditions have the cause
 _DISRUPTIONS = {
     "EvictionByEvictionAPI": "Evicted",
@@ -37,7 +37,6 @@ _DISRUPTIONS = {
 _NEVER_STARTED = (START_ERROR, "ContainerCannotRun")
 _OF_THE_ENTRYPOINT = (1, 2, 126, 127, 128)  # codes of an entrypoint that is not there or cannot begin
 _HOPELESS = ("InvalidImageName",)  # every other reason for a waiting container may pass
-_TAIL_LINES, _TAIL_CHARS = 20, 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,15 +300,7 @@ class Gang:
 
 
 def _latest(seen: Iterable[SeenRank]) -> list[SeenRank]:
-    shown: list[SeenRank] = []
-    ended: dict[int, int] = {}
-    for sight in sorted(seen, key=lambda sight: (sight.rank, -sight.attempt)):
-        if sight.sight is Sight.ENDED:
-            ended[sight.rank] = ended.get(sight.rank, 0) + 1
-            if ended[sight.rank] > ENDED_ATTEMPTS_SHOWN:
-                continue
-        shown.append(sight)
-    return sorted(shown, key=lambda sight: (sight.rank, sight.attempt))
+    return shown_attempts(seen, lambda each: (each.rank, each.attempt), lambda each: each.sight is Sight.ENDED)
 
 
 def refined(ended: Ended, pod: PodFacts | None) -> Ended:
@@ -337,7 +328,7 @@ def container_end(pod: PodFacts, now: float) -> Ended:
         reason = TERMINATED
     else:
         reason = killer or ERROR
-    tail = () if message_record(pod) else tuple(line[:_TAIL_CHARS] for line in pod.message.splitlines()[-_TAIL_LINES:])
+    tail = () if message_record(pod) else tail_of(pod.message.splitlines())
     return Ended(
         exit_code=code,
         reason=reason,
@@ -355,6 +346,6 @@ def start_error(pod: PodFacts) -> str:
     if pod.disruption or pod.state != "terminated":
         return ""
     if pod.reason in _NEVER_STARTED or pod.exit_code in _OF_THE_ENTRYPOINT:
-        words = " ".join(pod.message.split())[-_TAIL_CHARS:]
+        words = " ".join(pod.message.split())[-TAIL_LINE_CHARS:]
         return f"the container ended with code {pod.exit_code} before the rank was started: {words or pod.reason}"
     return ""

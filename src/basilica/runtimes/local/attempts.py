@@ -13,9 +13,8 @@ from basilica.machine.processes import Watch
 from basilica.reports.tracebacks import read_traceback
 from basilica.runtimes.local.logs import placeholder, read_tail
 from basilica.runtimes.local.records import Claim, Exit, Record, append_exit, read_record
+from basilica.runtimes.rules import TAIL_LINES, shown_attempts
 
-ENDED_ATTEMPTS_SHOWN = 4
-TAIL_LINES = 20
 TAIL_LINE_MAX = 2000
 TAIL_BYTES_MAX = 1 << 18
 
@@ -76,16 +75,10 @@ class Attempt:
 
 
 def shown(attempts: Iterable[Attempt]) -> list[Attempt]:
-    """In order, those that the controller is shown: of each rank what has not ended, and the last that have."""
-    found = []
-    ended: dict[int, int] = {}
-    for attempt in sorted(attempts, key=lambda attempt: (attempt.key.rank, -attempt.key.attempt)):
-        if attempt.sight is Sight.ENDED:
-            ended[attempt.key.rank] = ended.get(attempt.key.rank, 0) + 1
-            if ended[attempt.key.rank] > ENDED_ATTEMPTS_SHOWN:
-                continue
-        found.append(attempt)
-    return sorted(found, key=lambda attempt: attempt.key)
+    """Return the attempts of one run that the controller is shown."""
+    return shown_attempts(
+        attempts, lambda each: (each.key.rank, each.key.attempt), lambda each: each.sight is Sight.ENDED
+    )
 
 
 def damages(attempts: Iterable[Attempt]) -> tuple[tuple[str, str], ...]:
