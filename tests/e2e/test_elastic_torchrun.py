@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.rendezvous.harness import free_port, real_etcd, service_process
-from tests.support.agents import PATIENCE, Fleet, driven
+from tests.support.agents import ALL_REDUCE, PATIENCE, TRAIN, TRAIN_WITHOUT_TORCH, Fleet, driven
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -39,6 +39,12 @@ def endpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield found
 
 
+@pytest.fixture
+def script(endpoint: str, request: pytest.FixtureRequest) -> str:
+    """On ours the workers are torch's as well; on etcd the agents are what is compared."""
+    return TRAIN if request.node.callspec.params["endpoint"] == "ours" else TRAIN_WITHOUT_TORCH
+
+
 def assert_sums_are_right(run: Fleet) -> None:
     wrong = [step for step in run.steps() if step.sum != step.world * (step.world + 1) / 2]
     assert wrong == []
@@ -48,10 +54,19 @@ def restarts(run: Fleet, since: float) -> set[int]:
     return {step.restarts for step in run.steps() if step.time > since}
 
 
-def test_a_world_of_2_to_4_starts_grows_shrinks_loses_an_agent_and_ends(endpoint: str, tmp_path: Path) -> None:
+def test_a_world_of_2_to_4_starts_grows_shrinks_loses_an_agent_and_ends(
+    endpoint: str, script: str, tmp_path: Path
+) -> None:
     with (
         Fleet(
-            endpoint, "story", tmp_path / "run", nodes=(2, 4), options=NEVER, linger=2, backends=("basilica", "etcd")
+            endpoint,
+            "story",
+            tmp_path / "run",
+            nodes=(2, 4),
+            options=NEVER,
+            script=script,
+            linger=2,
+            backends=("basilica", "etcd"),
         ) as run,
         driven(endpoint, "story"),
     ):
@@ -84,7 +99,9 @@ def test_a_world_of_2_to_4_starts_grows_shrinks_loses_an_agent_and_ends(endpoint
 
 def test_late_joiners_are_taken_in_one_after_the_other_and_not_waited_for(endpoint: str, tmp_path: Path) -> None:
     with (
-        Fleet(endpoint, "late", tmp_path / "run", nodes=(1, 3), options=NEVER, linger=2) as run,
+        Fleet(
+            *(endpoint, "late", tmp_path / "run"), nodes=(1, 3), options=NEVER, script=TRAIN_WITHOUT_TORCH, linger=2
+        ) as run,
         driven(endpoint, "late"),
     ):
         agents = []
@@ -98,22 +115,21 @@ def test_late_joiners_are_taken_in_one_after_the_other_and_not_waited_for(endpoi
         assert_sums_are_right(run)
 
 
-FAILS_FOR_GOOD = """
-import os, sys, time
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-folder, rank, world = sys.argv[1], dist.get_rank(), dist.get_world_size()
-numbers = torch.tensor([rank + 1.0])
+FAILS_FOR_GOOD = (
+    ALL_REDUCE
+    + """
+folder = sys.argv[1]
 with open(f"{folder}/steps", "a", buffering=1) as ledger:
     while not os.path.exists(f"{folder}/stop"):
-        dist.all_reduce(numbers := torch.tensor([rank + 1.0]))
-        ledger.write(f"{time.time()} {world} {rank} {numbers[0].item():g} "
+        (total,) = all_reduce([rank + 1])
+        ledger.write(f"{time.time()} {world} {rank} {total:g} "
                      f"{os.environ['TORCHELASTIC_RESTART_COUNT']} {os.environ['AGENT']}\\n")
         time.sleep(0.05)
         if os.path.exists(f"{folder}/fail-{os.environ['AGENT']}"):
             raise SystemExit(3)
 os._exit(0)
 """
+)
 
 
 def test_an_agent_that_gave_up_shuts_out_neither_its_successor_nor_a_late_joiner(endpoint: str, tmp_path: Path) -> None:
@@ -154,6 +170,7 @@ def test_an_agent_that_dies_before_it_said_who_it_is_takes_no_other_with_it(seat
             tmp_path / "run",
             nodes=(2, 4),
             options=NEVER,
+            script=TRAIN_WITHOUT_TORCH,
             env={"DIES": str(seat), "DIED": str(died)},
             torchrun="tests.support.dying_agent",
         ) as run,
@@ -197,7 +214,10 @@ def test_without_a_driver_the_plain_way_still_works(backend: str, tmp_path: Path
 
 def test_a_resize_while_nobody_drives_is_made_up_for_by_the_next_driver(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with rendezvous("ours", tmp_path) as endpoint, Fleet(endpoint, "gap", folder, nodes=(1, 3), options=NEVER) as run:
+    with (
+        rendezvous("ours", tmp_path) as endpoint,
+        Fleet(endpoint, "gap", folder, nodes=(1, 3), options=NEVER, script=TRAIN_WITHOUT_TORCH) as run,
+    ):
         run.want(3)
         began = time.time()
         agents = run.start(3)

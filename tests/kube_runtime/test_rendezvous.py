@@ -11,7 +11,7 @@ import pytest
 from basilica.core.spec import Exec
 from basilica_testkube import KubeServer
 from tests.kube_runtime.plane import SETTINGS, control_plane, sh
-from tests.support.agents import TRAIN, Ledger
+from tests.support.agents import TRAIN_WITHOUT_TORCH, Ledger
 
 ETCD = replace(
     SETTINGS,
@@ -51,7 +51,7 @@ def test_torchrun_is_driven_through_a_resize(tmp_path: Path) -> None:
 
     async def story() -> None:
         ledger = Ledger(tmp_path / "ledger")
-        (tmp_path / "train.py").write_text(TRAIN)
+        (tmp_path / "train.py").write_text(TRAIN_WITHOUT_TORCH)
         torchrun = (
             *(sys.executable, "-u", "-m", "torch.distributed.run", "--nnodes=1:4", "--nproc-per-node=1"),
             *("--rdzv-backend=etcd", "--rdzv-endpoint=$BASILICA_RDZV_ENDPOINT", "--rdzv-id=$BASILICA_RDZV_ID"),
