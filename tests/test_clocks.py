@@ -97,8 +97,9 @@ def test_a_clock_that_was_put_right_before_a_boot_does_not_count_as_time(tmp_pat
 
 def test_the_line_never_begins_before_what_was_recorded_on_it() -> None:
     clock = Machine().clock()
-    clock.not_before(clock.now() + DAY)
-    recorded = clock.now()
+    recorded = clock.now() + DAY
+    clock.not_before(recorded)
+    assert clock.now() == recorded
     clock.not_before(recorded - HOUR)
     assert clock.now() == recorded
 

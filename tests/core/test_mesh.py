@@ -79,6 +79,16 @@ def test_the_limit_counts_from_when_enough_agents_are_up() -> None:
     assert gates(status)["a"] == "degraded"  # once begun the time goes on, whoever leaves
 
 
+def test_the_time_goes_on_although_agents_leave_before_any_host_was_let_go() -> None:
+    status, wake = mesh.turn(None, look({}), 0.0)
+    assert (status.released, wake) == ((), 30.0)
+    seen = SeenMesh(hosts=HOSTS, failing=failing_pairs(HOSTS, {}), enough=False)
+    status, wake = mesh.turn(status, seen, 10.0)
+    assert (status.released, wake) == ((), 30.0)
+    status, _ = mesh.turn(status, seen, 30.0)
+    assert set(gates(status).values()) == {"degraded"}
+
+
 def test_why_names_who_cannot_resolve_a_name() -> None:
     story = Story(spec_of(2, 2, 2))
     problem = "cannot resolve the name gpt-0.gpt: name or service not known"

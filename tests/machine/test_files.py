@@ -6,9 +6,12 @@ import os
 import pickle
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +19,7 @@ from basilica.machine import files
 from basilica.machine.files import UnusableFile
 
 SECRET = b"nobody's business"
+WITHOUT_PRIVILEGES = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
 
 
 @pytest.fixture
@@ -97,6 +101,7 @@ def test_a_file_is_appended_to_in_the_place_of_anything(impostor: tuple[str, str
 
 def test_anything_is_removed(impostor: tuple[str, str], place: Path) -> None:
     path, _ = impostor
+    assert files.exists(path)
     files.remove(path)
     assert not files.exists(path)
     assert (place.parent / "secret").read_bytes() == SECRET
@@ -182,7 +187,8 @@ def test_an_error_of_the_disk_is_named(place: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(UnusableFile, match="file cannot be used: Input/output error") as caught:
         files.read(str(place / "file"), 10)
     assert caught.value.errno == errno.EIO
-    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.errno, again.filename) == (str(caught.value), errno.EIO, str(place / "file"))
 
 
 def test_a_file_under_a_lease_is_not_waited_for(place: Path) -> None:
@@ -193,6 +199,33 @@ def test_a_file_under_a_lease_is_not_waited_for(place: Path) -> None:
         fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         with pytest.raises(UnusableFile, match="held by a lease"):
             files.read(str(path), 10)
+
+
+def test_what_takes_the_place_of_a_file_just_before_it_is_opened_is_not_read(
+    impostor: tuple[str, str], place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exchange is made where a race would make it: between the look at the file and its opening."""
+    path, problem = impostor
+    refused = {"is a symbolic link": "levels of symbolic links", "is a socket": "No such device or address"}
+    os.rename(path, place / "waiting")
+    (place / "file").write_bytes(b"harmless")
+    real, exchanged = os.stat, False
+
+    def looked(name: str, **options: Any) -> os.stat_result:
+        nonlocal exchanged
+        found = real(name, **options)
+        if name == "file" and not exchanged:
+            exchanged = True
+            os.unlink(place / "file")
+            os.rename(place / "waiting", place / "file")
+        return found
+
+    monkeypatch.setattr(os, "stat", looked)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(UnusableFile, match=refused.get(problem, problem)):
+        files.read(path, 100)
+    assert exchanged
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs a file of another user")
@@ -232,6 +265,28 @@ def test_a_tree_of_any_depth_is_removed(place: Path, monkeypatch: pytest.MonkeyP
     files.remove_tree(str(tree))
     assert files.names(str(place)) == []
     assert (place.parent / "secret").read_bytes() == SECRET
+
+
+def test_a_closed_directory_in_a_tree_is_removed_without_privileges(place: Path) -> None:
+    (place / "tree" / "closed" / "below").mkdir(parents=True)
+    (place / "tree" / "closed" / "file").touch()
+    (place / "tree" / "closed").chmod(0)
+    code = "import sys; from basilica.machine import files; files.remove_tree(sys.argv[1])"
+    subprocess.run([*WITHOUT_PRIVILEGES, sys.executable, "-c", code, str(place / "tree")], check=True)
+    assert files.names(str(place)) == []
+
+
+def test_a_write_that_fails_leaves_nothing_behind(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place / "file").write_bytes(b"before")
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "replace", fails)
+    with pytest.raises(OSError, match="No space left"):
+        files.write(str(place / "file"), b"after")
+    assert files.names(str(place)) == ["file"]
+    assert files.read(str(place / "file"), 10) == b"before"
 
 
 def test_a_link_is_no_tree(place: Path) -> None:

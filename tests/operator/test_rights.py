@@ -110,6 +110,7 @@ def test_the_policy_holds_bindings_to_namespaces_with_our_label() -> None:
     assert condition["expression"] == f"request.userInfo.username == '{USERS[OPERATOR]}'"
     expressions = " ".join(each["expression"] for each in policy["spec"]["validations"])
     assert "namespaceObject.metadata.labels['app.kubernetes.io/managed-by'] == 'basilica'" in expressions
+    assert f"object.subjects.all(s, s.kind == 'ServiceAccount' && s.namespace == '{HOME}')" in expressions
     assert policy["spec"]["failurePolicy"] == "Fail"
 
 
@@ -233,9 +234,9 @@ def test_a_run_is_not_taken_for_removed_where_only_rights_are_missing() -> None:
             lacking = ApiError(403, "Forbidden", "pods is forbidden: User cannot deletecollection resource")
             namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "u-ann"}}
             assert await goes_anyway(ours, "u-ann", lacking)
+            assert not await goes_anyway(ours, "u-ann", ApiError(403, "Forbidden", "exceeded quota"))
             kube.create(namespace, "")
             assert not await goes_anyway(ours, "u-ann", lacking)
-            assert not await goes_anyway(ours, "u-ann", ApiError(403, "Forbidden", "exceeded quota"))
 
     with KubeServer(processes=False, users=USERS) as kube:
         installed(kube)

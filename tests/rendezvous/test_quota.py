@@ -169,6 +169,7 @@ def test_what_is_counted_is_what_is_there() -> None:
         (Request(method="PUT", path="/new", value=""), False),
         (Request(method="POST", path="/a", value=""), False),
         (Request(method="PUT", path="/a", refresh=True, deadline=5), True),
+        (Request(method="PUT", path="/new", refresh=True, deadline=5), True),  # there is nothing to refresh: 404
         (Request(method="DELETE", path="/a"), True),
         (Request(method="PUT", path="/basilica", value=""), False),  # a quarter of one key is none
     ],

@@ -26,6 +26,7 @@ EXIT = b'{"format":1,"what":"exit","exit_code":0,"reason":"Completed","finished_
         b'"exit"',
         b"{}",
         b'{"format":99,"what":"claim"}',
+        b'{"format":99,"what":"exit","exit_code":1,"reason":"x","finished_at":1.0}',
         b'{"format":1}',
         b'{"format":1,"what":"claim"}',
         b'{"format":1,"what":"exit","exit_code":0}',

@@ -183,10 +183,20 @@ class World:
     # ---- over a real socket -----------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def listening(self, limits: ConnectionLimits | None = None) -> AsyncIterator[httpx2.AsyncClient]:
+    async def listening(
+        self, limits: ConnectionLimits | None = None, *, keep_alive: int = 5
+    ) -> AsyncIterator[httpx2.AsyncClient]:
         """The app on a socket, as `basilica serve` has it; a client of ann's."""
         with closing(bind(Listen(port=0))) as sock:
-            config = uvicorn.Config(self.app, ws="none", log_config=None, access_log=False, lifespan="off", loop="none")
+            config = uvicorn.Config(
+                self.app,
+                ws="none",
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                loop="none",
+                timeout_keep_alive=keep_alive,
+            )
             server = LimitedServer(config, limits)
             serving = asyncio.create_task(server.serve(sockets=[sock]))
             url = f"http://127.0.0.1:{sock.getsockname()[1]}"
