@@ -19,7 +19,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What `make test` installs and `make test-fast` does not wait for.
-INSTALLED = {"telling", "browser", "etcd", "etcds"}
+INSTALLED = {"version", "browser", "etcd", "etcds"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -25,7 +25,6 @@ def answer(*arguments: str, state: Path) -> Any:
     return json.loads(done.stdout)
 
 
-@pytest.mark.slow
 def test_a_run_is_started_inspected_resumed_with_another_world_and_cleaned(tmp_path: Path) -> None:
     uri = f"file://{tmp_path}/bucket"
     entrypoint = "tests.diloco.replicas:regression"

@@ -74,7 +74,6 @@ def test_it_is_started_once_looked_at_and_stopped(state: Path) -> None:
     assert start_of(facts["pid"]) is None
 
 
-@pytest.mark.slow
 def test_stop_says_how_many_runs_go_on_and_cancels_them_if_asked(state: Path) -> None:
     facts = local_json("start", state)
     assert facts["started"] is True

@@ -191,7 +191,6 @@ def train(server: Server) -> Callable[..., Done]:
     return lambda *arguments: cli("train", *arguments, env=env)
 
 
-@pytest.mark.slow
 def test_a_table_for_people(train: Callable[..., Done]) -> None:
     done = train("metrics", "talks")
     assert done.returncode == 0, done.stderr
@@ -204,7 +203,6 @@ def test_a_table_for_people(train: Callable[..., Done]) -> None:
     ]
 
 
-@pytest.mark.slow
 def test_rounds_of_diloco_do_not_fill_the_table(train: Callable[..., Done]) -> None:
     done = train("metrics", "rounds")
     assert [line.split()[:3] for line in done.stdout.splitlines()[1:]] == [["0", "loss", "6"], ["1", "loss", "6"]]
@@ -214,7 +212,6 @@ def test_rounds_of_diloco_do_not_fill_the_table(train: Callable[..., Done]) -> N
         assert [(p["value"], p["count"]) for p in one["points"]] == [(0, 1), (1, 1), (2, 1)]
 
 
-@pytest.mark.slow
 def test_json_for_programs_and_a_picture(train: Callable[..., Done], tmp_path: Path) -> None:
     picture = tmp_path / "loss.svg"
     done = train("metrics", "talks", "--metric", "loss", "--rank", "1", "--json", "--plot", picture)
@@ -225,7 +222,6 @@ def test_json_for_programs_and_a_picture(train: Callable[..., Done], tmp_path: P
     ET.fromstring(picture.read_text())
 
 
-@pytest.mark.slow
 def test_what_cannot_be_shown_is_said_in_a_line(train: Callable[..., Done]) -> None:
     for arguments in (("mute",), ("talks", "--metric", "accuracy")):
         done = train("metrics", *arguments)
@@ -236,7 +232,6 @@ def test_what_cannot_be_shown_is_said_in_a_line(train: Callable[..., Done]) -> N
     assert done.stderr.startswith("basilica: cannot draw into /nonexistent/x.svg")
 
 
-@pytest.mark.slow
 def test_the_live_view_goes_on_while_ranks_report(server: Server, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(GO_ON)
@@ -252,7 +247,6 @@ def test_the_live_view_goes_on_while_ranks_report(server: Server, tmp_path: Path
     assert int(second[-1]) > int(first[-1])
 
 
-@pytest.mark.slow
 def test_somebody_who_follows_changes_is_told_of_reports_only_if_asked(server: Server, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(GO_ON)
@@ -273,7 +267,6 @@ def test_somebody_who_follows_changes_is_told_of_reports_only_if_asked(server: S
         assert len({view.version for view in quiet}) == len(quiet)
 
 
-@pytest.mark.slow
 def test_the_sdk_reads_values_and_series(server: Server) -> None:
     with basilica.BasilicaClient(server.url, server.key) as client:
         training = client.training("talks")

@@ -166,7 +166,6 @@ def test_the_log_level_decides_what_is_said(state: Path) -> None:
 # ---- the end --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_terminated_server_ends_its_streams_cleanly_and_leaves_ranks_running(state: Path) -> None:
     with serving(state) as server:
         with server.client() as client:
@@ -210,7 +209,6 @@ def test_two_interrupts_end_it_as_cleanly_as_one(state: Path) -> None:
     assert not (state / "server.json").exists()
 
 
-@pytest.mark.slow
 def test_after_a_kill_everything_goes_on(state: Path) -> None:
     with serving(state) as first:
         with first.client() as client:
@@ -311,7 +309,6 @@ def test_an_image_is_not_used_and_the_events_say_so(server: Server) -> None:
         assert "image 'pytorch/pytorch:2.4' is not used: ranks are processes of this machine" in messages
 
 
-@pytest.mark.slow
 def test_a_hundred_thousand_variables_reach_the_rank_or_are_refused_in_a_sentence(server: Server) -> None:
     few = {f"V{number}": "" for number in range(100_000)}
     with server.client() as client:

@@ -62,7 +62,6 @@ def test_a_file_that_is_not_ours_is_not_touched(tmp_path: Path) -> None:
     assert (tmp_path / "basilica.db").read_bytes().startswith(b"somebody's notes")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("free", [0, 4 << 10, 40 << 10, 100 << 10, 200 << 10])
 @as_root
 def test_on_a_full_disk_it_starts_whole_or_says_so(tmp_path: Path, free: int) -> None:
@@ -83,7 +82,6 @@ def test_on_a_full_disk_it_starts_whole_or_says_so(tmp_path: Path, free: int) ->
             assert client.get("/deployments").status_code == 200
 
 
-@pytest.mark.slow
 @as_root
 def test_a_disk_that_fills_up_refuses_runs_and_recovers(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 3 << 20) as ballast:

@@ -439,7 +439,6 @@ def test_a_wrong_key_is_told(env: dict[str, str]) -> None:
     one_line(cli("train", "ls", env=env | {"BASILICA_API_TOKEN": "wrong"}))
 
 
-@pytest.mark.slow
 def test_a_server_that_does_not_answer_is_named(env: dict[str, str]) -> None:
     said = one_line(cli("train", "ls", env=env | {"BASILICA_API_URL": "http://me:secret@127.0.0.1:1/x"}))
     assert said.startswith("basilica: http://127.0.0.1:1/x does not answer (")
@@ -495,7 +494,6 @@ def test_the_commands_complete_names_of_runs(train: Callable[..., Done], env: di
     assert done.stdout.split() == [name]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_launcher_may_have_options(train: Callable[..., Done], name: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"

@@ -16,7 +16,6 @@ from tests.client.lying_server import DROP, RawBody, Reply, lying, run_body, seq
 from tests.support.server import Server, serving
 
 ONE = basilica.WorldSize(1, 1, 1)
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -122,7 +122,6 @@ def _locate_together(state: Path, together: Barrier, answers: Any) -> None:
     answers.put((embedded.locate(state).url, pid_of(state)))
 
 
-@pytest.mark.slow
 def test_ten_processes_at_once_share_one(state: Path) -> None:
     _processes.set_forkserver_preload(["tests.support.entry", "basilica.client.embedded"])
     together, answers = _processes.Barrier(10), _processes.Queue()
@@ -165,7 +164,6 @@ def test_a_script_gets_nothing_on_its_output_no_child_and_may_die(state: Path) -
         assert client.get("/deployments").status_code == 200
 
 
-@pytest.mark.slow
 def test_a_killed_one_is_replaced_and_its_runs_are_taken_up(state: Path) -> None:
     start_run(embedded.locate(state), "train", "exec sleep 600")
     killed = pid_of(state)
@@ -388,7 +386,6 @@ def test_a_server_gets_no_settings_of_its_clients(tmp_path: Path, monkeypatch: p
 # ---- the end --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_an_idle_one_ends_but_not_while_a_run_is_live(
     state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -406,7 +403,6 @@ def test_an_idle_one_ends_but_not_while_a_run_is_live(
         assert client.get("/deployments/train").json()["phase"] == "succeeded"
 
 
-@pytest.mark.slow
 def test_one_that_is_shut_down_leaves_its_runs_running(state: Path) -> None:
     start_run(embedded.locate(state), "train", f"echo $$ > {state}/rank; exec sleep 600")
     pid = pid_of(state)
@@ -422,7 +418,6 @@ def test_one_that_is_shut_down_leaves_its_runs_running(state: Path) -> None:
     assert start_of(rank) is None
 
 
-@pytest.mark.slow
 def test_one_that_closes_is_not_found_any_more(state: Path) -> None:
     endpoint = embedded.locate(state)
     start_run(endpoint, "train", "exec sleep 600")
@@ -452,7 +447,6 @@ def test_one_that_does_not_end_in_time_is_told(state: Path) -> None:
         assert ended_within(SECONDS)
 
 
-@pytest.mark.slow
 def test_a_run_that_does_not_end_in_time_keeps_the_server(state: Path) -> None:
     script = "trap '' TERM; echo up; while :; do sleep 1; done"
     endpoint = embedded.locate(state)

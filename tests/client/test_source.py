@@ -804,7 +804,6 @@ def uses_parcel() -> Any:
     return [basilica_parcel.VALUE, subprocess.check_output(child, text=True)]
 
 
-@pytest.mark.slow
 def test_packages_are_installed_for_the_rank_alone(rank: Rank, wheel: Path, tmp_path: Path) -> None:
     shipped = ship(uses_parcel, pip_packages=[str(wheel)])
     for _ in range(2):  # a later attempt finds what an earlier one installed
@@ -815,7 +814,6 @@ def test_packages_are_installed_for_the_rank_alone(rank: Rank, wheel: Path, tmp_
     assert importlib.util.find_spec("basilica_parcel") is None
 
 
-@pytest.mark.slow
 def test_packages_are_there_for_a_script_and_for_a_command(rank: Rank, wheel: Path, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import sys, basilica_parcel\nprint(basilica_parcel.VALUE, sys.argv[1:])\n")
@@ -826,7 +824,6 @@ def test_packages_are_there_for_a_script_and_for_a_command(rank: Rank, wheel: Pa
     assert done.stdout.endswith("packages b\n")
 
 
-@pytest.mark.slow
 def test_packages_that_cannot_be_installed_end_the_rank_with_a_sentence(rank: Rank) -> None:
     done = rank.run(ship(later, pip_packages=["/nowhere/at-all.whl"]), isolated=False)
     assert done.returncode == 1

@@ -17,7 +17,7 @@ from basilica.shipping.source import Shipped, ship
 from tests.rendezvous.harness import free_port, service_process
 from tests.support.python_etcd import without_python_etcd
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 ALONE = "torchrun --rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:0 --nnodes=1 --max-restarts=0"
 

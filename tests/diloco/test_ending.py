@@ -31,7 +31,6 @@ def begin(tmp_path: Path, rank: int, **arguments: Any) -> "subprocess.Popen[byte
     return start(ENTRYPOINT, rank, 2, given, tmp_path / f"{rank}.json")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("closed", [True, False], ids=["in a block", "never closed"])
 @pytest.mark.parametrize(("how", "code"), [("raise", 1), ("exit", 3), ("sigterm", 143)])
 def test_a_failing_process_ends_at_once_and_the_run_goes_on(tmp_path: Path, how: str, code: int, closed: bool) -> None:
@@ -88,7 +87,6 @@ def test_a_block_that_ends_well_waits_for_what_was_submitted() -> None:
     assert [future.done() and future.result()[0].tolist() for future in futures] == [[1.5] * 4] * 2
 
 
-@pytest.mark.slow
 def test_a_store_that_does_not_answer_holds_up_nobody(tmp_path: Path) -> None:
     """The request is under way in compiled code, and nothing comes back."""
     code = """

@@ -41,7 +41,6 @@ def wait_until(what: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.slow
 def test_a_run_goes_on_after_its_store_was_out(relay: Relay, s3: str, caplog: pytest.LogCaptureFixture) -> None:
     undisturbed = gang(
         2, lambda allreduce: ends(allreduce, 6 * H), "s3://bucket/never-out", store_options=s3_options(s3)
@@ -97,7 +96,6 @@ def test_what_the_caller_says_of_timeouts_counts() -> None:
     assert CloudStore("s3://bucket/run", given)._writer(100).client_options["timeout"] == "7s"
 
 
-@pytest.mark.slow
 def test_a_signal_is_handled_while_an_upload_hangs(relay: Relay) -> None:
     code = """
 import signal
@@ -165,7 +163,6 @@ def test_a_scheme_that_nobody_knows_is_refused() -> None:
         open_store("ftp://host/run").list("")
 
 
-@pytest.mark.slow
 def test_a_result_is_stored_when_the_store_is_back(
     relay: Relay, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,6 @@ from basilica.diloco.stores import open_store
 from tests.diloco.golden.scenarios import batch, flat, model, optimizer
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.slow
 SECONDS = 90.0
 
 

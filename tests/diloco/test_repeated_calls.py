@@ -77,7 +77,6 @@ def struck(run: Callable[[Sequence[FaultyStore]], Any], rank: int, fault: Fault)
     return run(views), views[rank].struck
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rank", "options"),
     [(0, {"retain": 0}), (1, {}), (0, {"wire": "int4"}), (1, {"quorum": 1, "grace": 1e6})],
@@ -114,7 +113,6 @@ def train(views: Sequence[ObjectStore], **options: Any) -> list[bytes]:
     return together(replica)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rank", "options"),
     [(0, {}), (1, {}), (0, {"delay": 1, "mix": 0.5}), (0, {"fragments": 2}), (0, {"checkpoint_every": 3})],

@@ -19,7 +19,6 @@ from tests.diloco.gang import gang
 from tests.diloco.test_run import H, ends
 from tests.diloco.test_stores import s3_options
 
-pytestmark = pytest.mark.slow
 ROUNDS = 5
 SERVER = """
 import sys

@@ -1,7 +1,5 @@
 """The bucket is the run, on an object store as S3 is one: moto's server over HTTP."""
 
-import pytest
-
 from basilica.diloco.bucket import Bucket
 from basilica.diloco.inspection import collect_garbage, find_runs, garbage, inspect_run
 from basilica.diloco.stores import open_store
@@ -10,8 +8,6 @@ from tests.diloco.test_run import H, ends, train
 from tests.diloco.test_stores import s3, s3_options
 
 __all__ = ["s3"]  # a fixture is used by its name
-
-pytestmark = pytest.mark.slow
 
 
 def test_a_run_on_s3_is_inspected_cleaned_and_goes_on_with_another_world(s3: str) -> None:

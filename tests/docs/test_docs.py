@@ -75,7 +75,6 @@ def _bash(script: str, **env: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
 def test_the_quickstart_runs_as_written_with_curl_and_against_a_server(tmp_path: Path) -> None:
     _, _, against, curl = _blocks("bash")
     with serving(tmp_path) as server:
@@ -91,7 +90,6 @@ def test_the_quickstart_runs_as_written_with_curl_and_against_a_server(tmp_path:
     assert '"state":"Deleted"' in said
 
 
-@pytest.mark.slow
 def test_the_quickstart_runs_as_written_from_python_and_a_terminal(tmp_path: Path) -> None:
     env = {"BASILICA_STATE_DIR": str(tmp_path), "BASILICA_IDLE_EXIT": "60"}
     script = tmp_path / "quickstart.py"
@@ -106,7 +104,6 @@ def test_the_quickstart_runs_as_written_from_python_and_a_terminal(tmp_path: Pat
         embedded.shutdown(tmp_path, cancel_runs=True)
 
 
-@pytest.mark.slow
 def test_the_demo_runs(tmp_path: Path) -> None:
     picture = tmp_path / "demo.svg"
     argv = [sys.executable, str(ROOT / "examples/gang.py"), "--picture", str(picture)]

@@ -17,7 +17,6 @@ def _survive(directory: Path, kills: int) -> None:
     assert sum(chaos.finished.values()) >= chaos.width, chaos.finished
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_server_is_killed_a_few_times(tmp_path: Path) -> None:
     _survive(tmp_path, kills=8)

@@ -16,7 +16,7 @@ import basilica
 from tests.support.agents import PATIENCE, Ledger
 from tests.support.server import serving
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 OPTIONS: dict[str, Any] = {
     "gpu_count": 0,

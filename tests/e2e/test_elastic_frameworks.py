@@ -13,7 +13,7 @@ import pytest
 from tests.rendezvous.harness import free_port, service_process
 from tests.support.agents import Fleet, driven
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 CONF = "timeout=600,last_call_timeout=500"  # a test that had to wait for this would fail
 

@@ -16,7 +16,7 @@ import pytest
 from tests.rendezvous.harness import free_port, real_etcd, service_process
 from tests.support.agents import ALL_REDUCE, PATIENCE, TRAIN, TRAIN_WITHOUT_TORCH, Fleet, driven
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 # Long enough that a test which had to wait for it would fail: what is driven never does.
 NEVER = ["--rdzv-conf=timeout=600,last_call_timeout=500"]

@@ -9,7 +9,6 @@ import pytest
 from tests.support.server import Json, ended, phase_is, run_request, serving, wait_for
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="this machine has no NVIDIA GPU"),
 ]
 TELL = "import os; print('sees', os.environ.get('CUDA_VISIBLE_DEVICES'))"

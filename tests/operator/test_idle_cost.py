@@ -6,8 +6,6 @@ import random
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from basilica.core.events import Event
 from basilica.core.phase import Phase, RankPhase
 from basilica.core.policy import find_culprit
@@ -28,7 +26,6 @@ def phases(kube: KubeServer) -> list[str]:
     return [(obj.get("status") or {}).get("phase", "") for obj in kube.objects("userdeployments", "u-ann")]
 
 
-@pytest.mark.slow
 def test_hundreds_of_idle_runs_cost_watches_and_the_lease() -> None:
     async def story(kube: KubeServer) -> None:
         for number in range(MANY):

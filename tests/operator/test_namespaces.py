@@ -11,7 +11,7 @@ from basilica_testkube import KubeServer
 from tests.operator.cluster import by_hand
 from tests.operator.whole import Installation
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 PATIENCE = 60.0
 PROMPT_S = 25.0  # an entrypoint tries for ten seconds to tell of its end a rendezvous that goes at the same time

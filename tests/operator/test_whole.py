@@ -18,7 +18,7 @@ import basilica
 from basilica.operator.election import NAME
 from tests.operator.whole import Installation
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 Json = dict[str, Any]
 Found = TypeVar("Found")

@@ -454,7 +454,6 @@ os._exit(0)
 """
 
 
-@pytest.mark.slow
 def test_every_state_that_the_installed_torch_writes_is_known(endpoint: str) -> None:
     """Without us, so that it is torch's own; what it writes is what `test_elastic` has pinned."""
     run_id = f"r{next(RUNS)}"

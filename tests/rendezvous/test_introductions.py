@@ -96,7 +96,6 @@ print(store.num_keys(), store.get("MASTER_ADDR").decode(), json.dumps(words))
 """
 
 
-@pytest.mark.slow
 def test_the_installed_torch_says_nothing_else() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", TORCH], capture_output=True, text=True, timeout=100, check=False

@@ -27,7 +27,6 @@ for step in range(60):
 """
 
 
-@pytest.mark.slow
 async def test_workers_of_torchrun(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     monkeypatch.setattr(stalls, "FLOOR", 1.0)

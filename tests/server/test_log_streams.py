@@ -11,8 +11,6 @@ import pytest
 
 from tests.support.server import SECONDS, Server, ended, phase_is, run_request, serving, wait_for
 
-pytestmark = pytest.mark.slow
-
 RANKS, MEGABYTES = 4, 24
 LINE = "step 12345: a line of a log as trainings write them, of a common length, with a loss 0.12345"
 

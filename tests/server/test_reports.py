@@ -244,7 +244,6 @@ async def test_what_to_do_about_a_stall_is_one_of_two(world: World) -> None:
 # ---- a real server ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_reports_go_on_while_the_server_is_killed_and_comes_back(tmp_path: Path) -> None:
     script = tmp_path / "steps.py"
     script.write_text(STEPS)
@@ -288,7 +287,6 @@ if os.environ["BASILICA_ATTEMPT"] == "0":
 """
 
 
-@pytest.mark.slow
 def test_a_rank_that_hangs_is_shown_with_its_stack_and_restarted_where_that_was_asked_for(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(HANGS_ONCE)

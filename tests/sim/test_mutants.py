@@ -20,7 +20,6 @@ def find(mutant: Mutant) -> int | None:
     return None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_the_simulation_notices(mutant: Mutant) -> None:
     assert find(mutant) is not None, f"{WALKS} walks noticed nothing"

@@ -2,11 +2,7 @@
 
 from typing import Any
 
-import pytest
-
 from basilica import __version__
-
-pytestmark = pytest.mark.slow
 
 
 def test_the_server_is_healthy(seen: Any) -> None:

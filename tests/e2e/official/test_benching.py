@@ -2,11 +2,7 @@
 
 from typing import Any
 
-import pytest
-
 from tests.e2e.official.versions import only_in_0_36_8
-
-pytestmark = pytest.mark.slow
 
 
 def test_a_bench_that_is_asked_for_measures_while_the_run_goes_on(seen: Any, version: str) -> None:

@@ -8,11 +8,7 @@ import re
 import shutil
 from typing import Any
 
-import pytest
-
 from tests.e2e.official.versions import only_in_0_29_0, only_in_0_36_8
-
-pytestmark = pytest.mark.slow
 
 
 def test_a_command_runs_in_a_shell_with_its_variables_expanded(seen: Any) -> None:

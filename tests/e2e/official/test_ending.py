@@ -2,10 +2,6 @@
 
 from typing import Any
 
-import pytest
-
-pytestmark = pytest.mark.slow
-
 
 def test_every_way_to_end_is_told_apart(seen: Any) -> None:
     """An own exit with 137 is not a kill, and a run that needs one rank goes on while it has one."""

@@ -5,10 +5,6 @@ import re
 from datetime import datetime
 from typing import Any
 
-import pytest
-
-pytestmark = pytest.mark.slow
-
 
 def test_a_running_deployment_looks_like_one(seen: Any, on_a_cluster: bool) -> None:
     name, friendly_name, training_name = seen["names"]

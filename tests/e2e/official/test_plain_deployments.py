@@ -2,10 +2,6 @@
 
 from typing import Any
 
-import pytest
-
-pytestmark = pytest.mark.slow
-
 
 def test_a_plain_deployment_runs_its_command_as_it_stands(seen: Any) -> None:
     assert seen == {

@@ -3,10 +3,6 @@
 import json
 from typing import Any
 
-import pytest
-
-pytestmark = pytest.mark.slow
-
 UNKNOWN_KEY = "Authentication error: this API key is not known here, or was revoked."
 
 

@@ -2,10 +2,6 @@
 
 from typing import Any
 
-import pytest
-
-pytestmark = pytest.mark.slow
-
 CLEAN = {"exit_code": 0, "termination_reason": "Completed", "restart_count": 0}
 
 

@@ -2,12 +2,8 @@
 
 from pathlib import Path
 
-import pytest
-
 from tests.e2e.official.telling import ControlPlane, Telling
 from tests.e2e.server import wait_for
-
-pytestmark = pytest.mark.slow
 
 STORY = "a_training_survives_the_death_of_its_server"
 

@@ -2,11 +2,7 @@
 
 from typing import Any
 
-import pytest
-
 from tests.e2e.official.versions import only_in_0_36_8
-
-pytestmark = pytest.mark.slow
 
 
 def test_waits_for_the_world_return_when_it_is_there(seen: Any) -> None:

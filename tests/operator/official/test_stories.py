@@ -16,4 +16,4 @@ from tests.e2e.official.test_scaling import *  # noqa: F403
 from tests.e2e.official.test_server_restart import *  # noqa: F403
 from tests.e2e.official.test_waiting import *  # noqa: F403
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]  # type: ignore[assignment]  # the modules above have one mark
+pytestmark = pytest.mark.timeout(240)
