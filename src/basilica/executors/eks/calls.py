@@ -1,7 +1,7 @@
-"""Calls to Kubernetes: objects in and out as plain JSON, whatever client was given.
+"""Calls to the API of Kubernetes: objects in and out as plain JSON, whatever client was given.
 
-The official client is asked for the raw answer. Its models are slow to build for thousands of pods, and its own reading
-of logs changes them (a line of JSON comes back as Python).
+The official client returns the raw response here. Its models are slow to build for thousands of pods, and its own
+parser changes logs (a line of JSON comes back as Python).
 """
 
 import json
@@ -17,23 +17,23 @@ from basilica.kube.manifests.refused import last_refusal, refusals_of
 Json = dict[str, Any]
 TRANSIENT = frozenset({429, 500, 502, 503, 504})
 CONNECT_SECONDS = 10.0
-ANSWER_SECONDS = 30.0  # a server that says nothing for so long is dead
-LAST_ANSWER_SECONDS = 1.0  # for what is asked when the time of the caller is up
-SILENCE_SECONDS = 150.0  # a watch gets a bookmark each minute: one that says nothing for so long is dead
+ANSWER_SECONDS = 30.0  # a server that sends nothing for so long is dead
+LAST_ANSWER_SECONDS = 1.0  # for requests after the caller's deadline
+SILENCE_SECONDS = 150.0  # the server sends a bookmark each minute: a watch without any event for so long is dead
 
 
 class WatchExpired(Exception):
-    """The version to go on from is too old: begin anew."""
+    """The resource version to continue from is too old: list the pods again."""
 
 
 def status_of(error: BaseException) -> int | None:
-    """The HTTP status of an API error, by whichever client it was raised."""
+    """Return the HTTP status of an API error, whichever client raised it."""
     status = getattr(error, "status", None)
     return status if isinstance(status, int) else None
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether it may go well the next time: throttling, an unwell server, a connection that broke."""
+    """Return whether a retry may succeed: throttling, a failing server, a broken connection."""
     status = status_of(error)
     if status:
         return status in TRANSIENT
@@ -41,21 +41,21 @@ def is_transient(error: BaseException) -> bool:
 
 
 def is_silence(error: BaseException) -> bool:
-    """Whether a watch ended because nothing was said for as long as it was meant to last: that is no trouble."""
+    """Return whether a watch ended by its read timeout: no event came, which is no failure."""
     return type(error).__module__.partition(".")[0] == "urllib3" and type(error).__name__ == "ReadTimeoutError"
 
 
 def retry_after(error: BaseException) -> float | None:
-    """How long the server asked to wait."""
+    """Return the seconds that the server asked to wait, if it did."""
     headers = getattr(error, "headers", None)
     text = None if headers is None else headers.get("Retry-After")
     return float(text) if isinstance(text, str) and text.isdecimal() else None
 
 
 class Calls:
-    """One cluster, through a `BatchV1Api` and a `CoreV1Api` or what looks like them.
+    """Calls to one cluster, through a `BatchV1Api` and a `CoreV1Api` or objects with their methods.
 
-    No answer is waited for much longer than until the deadline, and none for ever.
+    With the official client, no request lasts much longer than the deadline, and none for ever.
     """
 
     def __init__(self, batch: Any, core: Any, deadline: float = math.inf) -> None:
@@ -63,11 +63,11 @@ class Calls:
         self.can_watch = _is_official(core)
 
     def until(self, deadline: float) -> "Calls":
-        """The same calls for somebody whose time is up then."""
+        """Return the same calls with another deadline."""
         return Calls(self._batch, self._core, deadline)
 
     def _options(self, api: Any, *, raw: bool = True) -> dict[str, Any]:
-        """What only the official client takes: when to lose patience, and whether to leave the answer as it is."""
+        """Return the options that only the official client takes: request timeouts, and the raw response."""
         if not _is_official(api):
             return {}
         patience = max(LAST_ANSWER_SECONDS, min(ANSWER_SECONDS, self._deadline - time.monotonic()))
@@ -79,7 +79,7 @@ class Calls:
         self._batch.create_namespaced_job(namespace=namespace, body=manifest, **options)
 
     def delete_job(self, namespace: str, name: str) -> None:
-        """With its pods: the default would leave them running."""
+        """Delete the Job with its pods: the default propagation would leave them running."""
         self._batch.delete_namespaced_job(
             name=name,
             namespace=namespace,
@@ -89,7 +89,7 @@ class Calls:
         )
 
     def read_job(self, namespace: str, name: str) -> Json | None:
-        """The Job with its status; None if there is none."""
+        """Return the Job with its status; None if it does not exist."""
         try:
             options = self._options(self._batch)
             answer = self._batch.read_namespaced_job_status(name=name, namespace=namespace, **options)
@@ -100,7 +100,7 @@ class Calls:
         return _whole(answer) if options else job_json(answer)
 
     def list_pods(self, namespace: str, job_name: str, rank: int | None = None) -> list[Json]:
-        """The pods of a Job, or of one index of it."""
+        """Return the pods of a Job, or of one index of it."""
         options = self._options(self._core)
         found = self._core.list_namespaced_pod(
             namespace=namespace, label_selector=selector_of(job_name, rank), **options
@@ -110,7 +110,7 @@ class Calls:
         return [pod_json(pod) for pod in _items(getattr(found, "items", found))]
 
     def list_to_watch(self, namespace: str, job_name: str, *, cached: bool) -> tuple[list[Json], str]:
-        """All pods of the Job and the version to watch from; `cached` is cheap for the server, and may be a bit old."""
+        """Return all pods of the Job and the version to watch from; `cached` is cheap for the server, maybe stale."""
         options = self._options(self._core) | ({"resource_version": "0"} if cached else {})
         selector = selector_of(job_name)
         answer = self._core.list_namespaced_pod(namespace=namespace, label_selector=selector, **options)
@@ -128,9 +128,9 @@ class Calls:
         return text.decode(errors="replace") if isinstance(text, bytes) else str(text)
 
     def read_refusal(self, namespace: str, job_name: str) -> str:
-        """What Kubernetes last had against pods of the Job; empty if nothing, or if we may not ask."""
+        """Return why Kubernetes last refused a pod of the Job; empty if it did not, or if events are forbidden."""
         list_events = getattr(self._core, "list_namespaced_event", None)
-        if list_events is None:  # a client that only has what a healthy gang needs
+        if list_events is None:  # a client with only the methods that a healthy gang needs
             return ""
         options = self._options(self._core)
         try:
@@ -146,9 +146,9 @@ class Calls:
     def watch_pods(
         self, namespace: str, job_name: str, version: str, seconds: float, silence: float = SILENCE_SECONDS
     ) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Changes of the Job's pods after a version.
+        """Watch the Job's pods: yield their changes after a version.
 
-        It ends after about `seconds`, or with an error that `is_silence` after `silence`. What else breaks it is
+        The watch ends after about `seconds`, or with an error that `is_silence` after `silence`. Any other error is
         raised; a version that is too old as `WatchExpired`.
         """
         try:
@@ -177,7 +177,7 @@ class Calls:
 
 
 class WatchError(Exception):
-    """The stream ended with an error of the server."""
+    """An error of the server that ended a watch."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(status, message)
@@ -212,7 +212,7 @@ def _lines(answer: Any) -> Iterator[bytes]:
         yield from (line for line in whole if line)
 
 
-# ---- what other clients give: objects with attributes, or plain dictionaries ---------------------------------------
+# ---- responses of other clients: objects with attributes, or plain dictionaries ------------------------------------
 
 
 def job_json(job: Any) -> Json:

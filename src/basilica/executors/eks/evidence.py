@@ -1,7 +1,7 @@
-"""What is known of a gang on Kubernetes, put together from its pods and its Job. Pure: it is shown things and judges.
+"""The state of a gang on Kubernetes, derived from its pods and its Job. Pure: it reads objects and makes no calls.
 
-A rank's end comes from its container, which is seen first and vanishes soon. The Job's status says why pods were
-removed. An end that was seen stands, whatever is seen later.
+The end of a rank comes from its container, which is observed first and vanishes soon. The Job's status gives the reason
+why pods were removed. A verdict is final, whatever is observed later.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from basilica.kube.manifests.gang import COMPLETION_INDEX
 from basilica.kube.manifests.indexes import parse_indexes
 
 CONTAINER = "replica"
-LINES_TOLD = 20  # of a failed rank's output, in its error
+LINES_TOLD = 20  # last lines of a failed rank's output that its error quotes
 Json = Mapping[str, Any]
 
 
@@ -26,8 +26,8 @@ class Exit:
     reason: str
     finished_at: str
     last_lines: str
-    stopped: bool  # its pod was being deleted: somebody else ended it
-    why: str = ""  # what the pod says of itself, such as an eviction
+    stopped: bool  # its pod was being deleted: the container did not end by itself
+    why: str = ""  # reason and message of the pod's status, such as an eviction
 
     def __str__(self) -> str:
         told = ", ".join(part for part in (self.reason if self.reason != ERROR else "", self.why) if part)
@@ -36,7 +36,7 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class JobEnd:
-    """Why the Job as a whole ends."""
+    """The reason why the Job as a whole ends."""
 
     reason: str
     message: str
@@ -45,10 +45,10 @@ class JobEnd:
 
 @dataclass(slots=True)
 class GangEvidence:
-    """Everything that was seen of one gang."""
+    """All observations of one gang, and the verdicts on its ranks."""
 
     job_name: str
-    since: float | None = None  # when it was launched, or first looked at, by the caller's own clock
+    since: float | None = None  # time of the launch or of the first follow, on the caller's own clock
     exits: dict[int, Exit] = field(default_factory=dict)
     running: set[int] = field(default_factory=set)
     started: set[int] = field(default_factory=set)  # ran at some time
@@ -56,24 +56,24 @@ class GangEvidence:
     failed_indexes: frozenset[int] = frozenset()
     pods: dict[int, str] = field(default_factory=dict)  # the present pod of a rank
     waiting: dict[int, str] = field(default_factory=dict)  # why a rank's pod does not run yet
-    refusal: str = ""  # what Kubernetes has against pods that are missing
-    suspended: bool = False  # the Job makes no pods yet: its queue has not let it in
-    logs: dict[int, str] = field(default_factory=dict)  # lines that were fetched
-    vanished: set[int] = field(default_factory=set)  # had a pod, and have none
+    refusal: str = ""  # why Kubernetes refuses the missing pods
+    suspended: bool = False  # the Job creates no pods yet: its queue has not admitted it
+    logs: dict[int, str] = field(default_factory=dict)  # output that was fetched from pods
+    vanished: set[int] = field(default_factory=set)  # ranks whose pod was removed
     end: JobEnd | None = None
     complete: bool = False
     gone: bool = False
     fail_fast: bool = True  # one failure ends the gang
     active: int = 0
-    news: bool = False  # something that the Job's status will explain
+    news: bool = False  # a change that the Job's status will explain
     given_up: str = ""
     _first: int | None = None
     _verdicts: dict[int, str] = field(default_factory=dict)
 
-    # -- being shown things
+    # -- observations
 
     def see_pod(self, pod: Json, *, deleted: bool = False) -> int | None:
-        """Take note of a pod; returns its rank."""
+        """Record a pod; return its rank."""
         rank = rank_of(pod, self.job_name)
         if rank is None:
             return None
@@ -106,7 +106,7 @@ class GangEvidence:
         return rank
 
     def see_listing(self, pods: list[Any]) -> None:
-        """Take note of all pods there are: one that was known and is not among them has gone unseen."""
+        """Record a listing of all pods: a known pod that is not in it was removed unobserved."""
         for pod in pods:
             self.see_pod(pod)
         present = {str(pod["metadata"].get("name", "")) for pod in pods}
@@ -137,13 +137,13 @@ class GangEvidence:
             self._compare(rank)
 
     def _compare(self, rank: int) -> None:
-        """Remember the failure that came first; there may be thousands, so each is looked at once."""
+        """Keep the earliest failure; there may be thousands, so each is compared once."""
         new = self.exits[rank]
         if not new.stopped and (self._first is None or new.finished_at < self.exits[self._first].finished_at):
             self._first = rank
 
     def see_job(self, job: Json | None) -> None:
-        """Take note of the Job's status; None: there is no such Job."""
+        """Record the Job's status; None: there is no such Job."""
         self.news = False
         self.gone = job is None
         if job is None:
@@ -169,10 +169,10 @@ class GangEvidence:
     def give_up(self, why: str) -> None:
         self.given_up = why
 
-    # -- judging
+    # -- verdicts
 
     def status(self, rank: int) -> str:
-        """How a rank stands, by all that was seen."""
+        """Return the status of a rank, by all observations."""
         verdict = self._verdict(rank)
         if verdict is not None:
             return verdict
@@ -180,11 +180,11 @@ class GangEvidence:
 
     @property
     def only_counts(self) -> bool:
-        """Whether it is known that pods are active, and not which: no pod was seen yet."""
+        """Whether only the number of active pods is known, since no pod was observed yet."""
         return self.active > 0 and not (self.pods or self.exits or self.vanished)
 
     def polled_status(self, rank: int) -> str:
-        """How a rank stands, by the Job's status and the ends that were seen."""
+        """Return the status of a rank, by the Job's status and the observed ends."""
         verdict = self._verdict(rank)
         if verdict is not None:
             return verdict
@@ -194,7 +194,7 @@ class GangEvidence:
         return self._verdict(rank) is not None
 
     def _verdict(self, rank: int) -> str | None:
-        """A verdict stands once it was given."""
+        """Return the verdict on a rank, or None; the first verdict is final."""
         if rank not in self._verdicts:
             verdict = self._judge(rank)
             if verdict is not None:
@@ -218,21 +218,21 @@ class GangEvidence:
         return None
 
     def culprit(self) -> int | None:
-        """The rank that failed first of its own; of ends within one second, the one that was seen first."""
+        """Return the rank that failed first by itself; of ends within one second, the first observed."""
         return self._first
 
     @property
     def failing(self) -> bool:
-        """Whether the gang as a whole is on its way down."""
+        """Whether the gang as a whole is failing."""
         return self.end is not None or (self.fail_fast and self._first is not None)
 
     def unsure(self, ranks: set[int]) -> bool:
-        """Whether the gang is failing, or ranks have lost their pods, and the Job has not yet said what follows."""
+        """Return whether the gang fails or ranks lost their pods, and the Job's status does not yet explain it."""
         lost = {rank for rank, found in list(self.exits.items()) if found.code} | self.vanished
         return self.news or self.failing or any(not self.over(rank) for rank in (lost - self.running) & ranks)
 
     def failed_by_themselves(self) -> list[int]:
-        """Ranks that nobody stopped, the first one first."""
+        """Return the failed ranks that were not stopped, the culprit first."""
         own = [rank for rank, found in list(self.exits.items()) if found.code and not found.stopped]
         return sorted(own, key=lambda rank: rank != self._first)
 
@@ -241,7 +241,7 @@ class GangEvidence:
         return None if found is None else found.code
 
     def role(self, rank: int) -> str | None:
-        """The part of a rank in the failure of the gang; None while nobody is known to have failed by itself."""
+        """Return the role of a rank in the gang's failure; None while no rank is known to have failed by itself."""
         own, culprit = self.exits.get(rank), self.culprit()
         if culprit is None:
             return None
@@ -250,7 +250,7 @@ class GangEvidence:
         return STOPPED if own is None or own.stopped else VICTIM
 
     def error(self, rank: int) -> str | None:
-        """Why a rank did not succeed: its own end, or what it was stopped for; of one that waits, what it waits for."""
+        """Return why a rank did not succeed: its own end, or the reason of its stop; why a pending rank waits."""
         status = self.status(rank)
         if status == PENDING:
             return self.hindrance(rank) or None
@@ -272,11 +272,11 @@ class GangEvidence:
 
     @property
     def ever_there(self) -> set[int]:
-        """Ranks that had a pod at some time, as far as was seen."""
+        """Ranks that had a pod at some time, as far as observed."""
         return self.pods.keys() | self.exits.keys() | self.vanished | self.started
 
     def hindrance(self, rank: int) -> str:
-        """Why a rank has not run, as far as anybody said; empty if it has."""
+        """Return why a rank has not run, as far as Kubernetes reports it; empty if it has."""
         if rank in self.started:
             return ""
         if rank in self.waiting or rank in self.pods:
@@ -286,7 +286,7 @@ class GangEvidence:
         return f"Kubernetes refuses its pod: {self.refusal}" if self.refusal else ""
 
     def last_lines(self, rank: int) -> str:
-        """What is kept of a rank's output."""
+        """Return the kept output of a rank."""
         return self.logs.get(rank) or (self.exits[rank].last_lines if rank in self.exits else "")
 
     def _told_lines(self, rank: int) -> str:
@@ -298,7 +298,7 @@ class GangEvidence:
 
 
 def rank_of(pod: Json, job_name: str) -> int | None:
-    """By annotation or label, else by the name: `<job>-<rank>-`."""
+    """Return the rank of a pod: by annotation or label, else by the name `<job>-<rank>-`."""
     metadata = pod["metadata"]
     for field_ in ("annotations", "labels"):
         text = (metadata.get(field_) or {}).get(COMPLETION_INDEX)
@@ -310,7 +310,7 @@ def rank_of(pod: Json, job_name: str) -> int | None:
 
 
 def waits_for(pod: Json) -> str:
-    """Why a pod does not run yet, if it says so: no node for it, an image that cannot be had."""
+    """Return why a pod does not run yet, if its status gives a reason: no node, an image that cannot be pulled."""
     status = pod.get("status") or {}
     for condition in status.get("conditions") or ():
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
@@ -322,6 +322,6 @@ def waits_for(pod: Json) -> str:
 
 
 def _container_status(status: Json) -> Json:
-    """Of our container; others may have been injected beside it."""
+    """Return the status of the replica's container; others may have been injected beside it."""
     found = status.get("containerStatuses") or ()
     return next((container for container in found if container.get("name") == CONTAINER), {})

@@ -1,7 +1,7 @@
 """Replicas as one Indexed Job of Kubernetes: EKS, or any other cluster.
 
-One object is the gang: the completion index is the rank, and one deletion ends all of it. What it costs the API server
-does not grow with the ranks: `collect` follows the pods by one watch, and reads the Job when something has gone wrong.
+One object is the gang: the completion index is the rank, and one deletion ends all of it. The number of requests to the
+API server does not grow with the ranks: `collect` watches all pods at once, and reads the Job when a rank has failed.
 """
 
 import math
@@ -51,11 +51,11 @@ _RUN_ID = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
 class EKSExecutor:
     """Replicas as the pods of one Indexed Job.
 
-    `image` must have Python, basilica and the entrypoint's module in it, unless `command` says what to run.
-    `service_account_name` and `runtime_class_name` refer to what is there already: nothing of IAM is created.
-    `queue_name` is Kueue's, for all or nothing. `start_seconds`: `collect` gives up a gang that is not running whole
-    after that time, counted from its launch, or from the first `collect` in a process that did not launch it.
-    Clients are built when they are first needed, unless given: in the cluster from its account, else from kubeconfig.
+    `image` must contain Python, basilica and the entrypoint's module, unless `command` names another program.
+    `service_account_name` and `runtime_class_name` refer to existing objects: nothing of IAM is created.
+    `queue_name` is a queue of Kueue, which admits all ranks or none. `start_seconds`: `collect` gives up a gang if some
+    ranks have not run by then, counted from its launch, or from the first `collect` in another process.
+    Clients are built on first use, unless given: in the cluster from its service account, else from kubeconfig.
     """
 
     backend_name = "eks"
@@ -115,7 +115,7 @@ class EKSExecutor:
         gpu: str | None = None,
         timeout: float = LAUNCH_SECONDS,
     ) -> list[ReplicaHandle]:
-        """Create the Job. `gpu`: A100, H100, A10G or T4 choose a kind of node; any other name, one GPU anywhere."""
+        """Create the Job. `gpu`: A100, H100, A10G or T4 select a kind of node; any other name, one GPU of any kind."""
         check_launch(n_replicas, entrypoint, entrypoint_args, timeout, callables=False)
         name = new_gang_name(self._run_id)
         manifest = self._manifest(name, n_replicas, str(entrypoint), entrypoint_args, gpu=gpu, timeout=timeout)
@@ -136,7 +136,7 @@ class EKSExecutor:
         return gang.polled_status(handle.rank)
 
     def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = LOG_LINES) -> str:
-        """The last lines of the rank's latest pod, or what was kept of them when the pod has been removed."""
+        """Return the last lines of the rank's latest pod, or the kept lines if the pod has been removed."""
         check_lines(n_lines)
         place = self._place(handle)
         gang = self._gang(place)
@@ -155,7 +155,7 @@ class EKSExecutor:
         return text or kept or placeholder(handle.rank, "pod not started / no logs yet", waits_for(pod))
 
     def cancel(self, handle: ReplicaHandle) -> None:
-        """Delete the Job, and so end the whole gang. An error other than "it is gone" is raised: it must be seen."""
+        """Delete the Job, which ends the whole gang. Every error but "not found" and "conflict" is raised."""
         with allow_unknown_handle():
             place = self._place(handle)
             try:
@@ -167,8 +167,8 @@ class EKSExecutor:
     def collect(
         self, handles: Sequence[ReplicaHandle], *, timeout: float | None = None, on_change: OnChange | None = None
     ) -> list[ReplicaResult]:
-        """Wait until every rank has ended; `timeout=None` waits a day. A gang that fails is told apart: who failed
-        first, and who was stopped for it."""
+        """Wait until every rank has ended; `timeout=None` waits a day. The results of a failed gang name the rank that
+        failed first, and the ranks that were stopped because of it."""
         seconds = check_timeout(timeout)
         deadline = time.monotonic() + seconds
         places: dict[Place, list[int]] = {}
@@ -192,7 +192,7 @@ class EKSExecutor:
             try:
                 following.follow(set(mine), deadline, start_seconds=self._start_seconds, longest=longest)
             except BaseException:
-                stop.set()  # what went wrong is to be raised soon, not when the other gangs have ended
+                stop.set()  # the error is raised soon, not when the other gangs have ended
                 raise
 
         if len(places) == 1:
@@ -207,7 +207,7 @@ class EKSExecutor:
         return self._results(handles, seconds)
 
     def close(self) -> None:
-        """Close the connections of a client that was built here. What was launched goes on."""
+        """Close the connections of a client that was built here. Launched gangs continue."""
         with self._guard:
             client, self._own_client = self._own_client, None
             if client is not None:
@@ -258,7 +258,7 @@ class EKSExecutor:
         )
 
     def _create(self, manifest: dict[str, Any]) -> None:
-        """Create the Job, or leave none behind: one of which nobody knows would run to its deadline."""
+        """Create the Job, or delete it after an error: a Job without a handle would run to its deadline."""
         try:
             self._create_once(manifest)
         except BaseException as error:  # Ctrl-C, too
@@ -267,7 +267,7 @@ class EKSExecutor:
             raise
 
     def _remove_unknown(self, name: str, error: BaseException) -> None:
-        """Delete a Job that may have been created; the error says so if it could not be."""
+        """Delete a Job that may have been created; if that fails, a note on the error names the Job."""
         try:
             self._calls().delete_job(self._namespace, name)
         except Exception as trouble:  # noqa: BLE001  the first error is the one that counts
@@ -275,13 +275,13 @@ class EKSExecutor:
                 error.add_note(f"the Job {name} may be there all the same, in the namespace {self._namespace}")
 
     def _create_once(self, manifest: dict[str, Any]) -> None:
-        """Once, whatever becomes of the answers: its name is nobody else's."""
+        """Create the Job exactly once, even if responses are lost: its name is unique, so a conflict is our own Job."""
         for attempt in range(CREATE_ATTEMPTS):
             try:
                 self._calls().create_job(self._namespace, manifest)
             except Exception as error:
                 if attempt and status_of(error) == 409:
-                    return  # an answer was lost, the Job was not
+                    return  # the response to an earlier attempt was lost, the Job exists
                 if not is_transient(error) or attempt == CREATE_ATTEMPTS - 1:
                     raise
                 time.sleep(retry_after(error) or FIRST_PAUSE_SECONDS * 2**attempt)
@@ -289,7 +289,7 @@ class EKSExecutor:
                 return
 
     def _pod_of(self, place: Place, rank: int) -> Mapping[str, Any] | None:
-        """A rank's latest pod."""
+        """Return a rank's latest pod."""
         try:
             pods = self._calls().list_pods(place.namespace, place.job_name, rank)
         except Exception as error:
@@ -314,7 +314,7 @@ class EKSExecutor:
     # ---- inside --------------------------------------------------------------------------------------------------
 
     def _place(self, handle: ReplicaHandle) -> Place:
-        """A handle without a namespace means the executor's own."""
+        """Return the gang's place; a handle without a namespace means the executor's own."""
         namespace = named_in(handle, self.backend_name, "namespace", self._namespace)
         return Place(namespace, named_in(handle, self.backend_name, "job_name"))
 
@@ -336,7 +336,7 @@ class EKSExecutor:
 
 
 def _toleration(given: Any) -> dict[str, Any]:
-    """As the API takes it, of a dictionary or of a `V1Toleration` of the kubernetes package."""
+    """Return a toleration as JSON of the API, from a dictionary or a `V1Toleration` of the kubernetes package."""
     if isinstance(given, Mapping):
         return dict(given)
     names = getattr(given, "attribute_map", None)
@@ -353,7 +353,7 @@ def _model(name: str) -> type:
 
 
 def _api_client() -> Any:
-    """In the cluster from its own account, else from kubeconfig."""
+    """Build a client: in the cluster from its service account, else from kubeconfig."""
     from kubernetes import client, config  # noqa: PLC0415
 
     configuration = client.Configuration()

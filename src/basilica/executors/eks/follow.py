@@ -1,4 +1,4 @@
-"""Following a gang on Kubernetes to its end: a watch of its pods, and the Job's word where that is needed."""
+"""The observer of a gang on Kubernetes until its end: it watches the pods, and reads the Job's status where needed."""
 
 import logging
 import time
@@ -24,26 +24,26 @@ from basilica.kube.manifests.refused import AwaitedPods
 log = logging.getLogger(__name__)
 
 WATCH_SECONDS = 600.0
-LOOK_AGAIN_SECONDS = 30.0  # while ranks wait for a place, of which only the Job may tell
+LOOK_AGAIN_SECONDS = 30.0  # while ranks wait for a node: only the Job's status may show a change
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 30.0
-REST_SECONDS = 1.0  # that the last changes of pods may take after the Job's end
-HINDRANCES = 3  # that are told at once
-CULPRITS_READ = 3  # of how many failed ranks the log is fetched, beside what their pods' statuses hold
+REST_SECONDS = 1.0  # time for the last changes of pods to arrive after the Job's end
+HINDRANCES = 3  # reasons in one log line
+CULPRITS_READ = 3  # failed ranks whose log is fetched, beside the lines in their pods' statuses
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a gang is."""
+    """The namespace and name of a gang's Job."""
 
     namespace: str
     job_name: str
 
 
 class Following:
-    """Follows one gang until its ranks have ended: by a watch of its pods, and the Job's word where that is needed.
+    """The observer of one gang until its ranks have ended: a watch of its pods, and the Job's status where needed.
 
-    A change costs the same in a gang of four and of four thousand: one look at one rank.
+    A change costs the same in a gang of four and of four thousand: one evaluation of one rank.
     """
 
     def __init__(
@@ -53,15 +53,15 @@ class Following:
         self._left: set[int] = set()  # ranks that have not ended
         self._start_seconds: float | None = None
         self._longest = WATCH_SECONDS
-        self._version = ""  # of the pods that were seen; none: they are to be listed
+        self._version = ""  # resource version of the observed pods; empty: list them
         self._relists = False
-        self._pause = FIRST_PAUSE_SECONDS  # between looks at the Job
+        self._pause = FIRST_PAUSE_SECONDS  # between reads of the Job
         self._troubles = 0  # in a row
         self._awaited = AwaitedPods()
         self._told_hindrances: set[str] = set()
 
     def follow(self, ranks: set[int], deadline: float, *, start_seconds: float | None, longest: float) -> None:
-        """Return when all have ended, the time is up, or somebody says stop; a watch lasts `longest` at most."""
+        """Return once all ranks have ended, the deadline is over, or `stop` is set; a watch lasts at most `longest`."""
         self._left, self._start_seconds, self._longest = set(ranks), start_seconds, longest
         if self._gang.since is None:
             self._gang.since = time.monotonic()
@@ -69,7 +69,7 @@ class Following:
         while self._left and not self._stop.is_set():
             trouble = self._try(self._look_at_job)
             if trouble is None:
-                self._look_at_all()  # not after half a look: a verdict stands, the evidence may be in the other half
+                self._look_at_all()  # only after a complete read: a verdict is final, and its evidence may be missing
             if not self._left or time.monotonic() >= deadline:
                 break
             if trouble is None:
@@ -83,13 +83,13 @@ class Following:
             self._look_at(rank)
 
     def _look_at(self, rank: int) -> None:
-        if not (self._gang.only_counts and self._calls.can_watch):  # the watch will soon say it for each rank
+        if not (self._gang.only_counts and self._calls.can_watch):  # the watch will soon report each rank
             self._tell(rank)
         if self._gang.over(rank):
             self._left.discard(rank)
 
     def _try(self, step: Callable[[], None]) -> float | None:
-        """None, or how long to wait after something that may go better the next time."""
+        """Run one step; return None, or the seconds to wait after an error for which a retry may succeed."""
         try:
             step()
         except WatchExpired:
@@ -114,7 +114,7 @@ class Following:
         self._tell_hindrances()
 
     def _follow_pods(self, deadline: float) -> None:
-        """Read changes until the Job should be looked at: something went wrong, or nothing came for long."""
+        """Read changes until the Job's status is due: a rank failed or lost its pod, or no change came for long."""
         left = deadline - time.monotonic()
         if not self._calls.can_watch:
             self._rest(min(left, self._next_pause()))
@@ -135,7 +135,7 @@ class Following:
                 return
 
     def _watched(self, left: float) -> Iterator[tuple[str, dict[str, Any]]]:
-        """One watch. It is short while the Job's word is waited for, and while ranks wait for a place."""
+        """Yield the events of one watch: a short one while the Job's status is awaited or ranks wait for a node."""
         gang, begun = self._gang, time.monotonic()
         unsure = gang.unsure(self._left)
         quiet = self._longest if self._left <= gang.started else min(self._longest, LOOK_AGAIN_SECONDS)
@@ -156,15 +156,15 @@ class Following:
     # ---- gangs that do not start ---------------------------------------------------------------------------------
 
     def _pods_there(self) -> int:
-        """Of ranks that have not ended; those that the Job counts, where nobody shows us which."""
+        """Return the number of pods of ranks that have not ended; the Job's own count where pods are not watched."""
         return len(self._left & self._gang.pods.keys()) if self._calls.can_watch else self._gang.active
 
     def _lacks_pods(self) -> bool:
-        """Whether the Job should have made more pods than there are."""
+        """Return whether the Job should have created more pods than exist."""
         return not (self._gang.suspended or self._gang.failing) and self._pods_there() < len(self._left)
 
     def _see_refusals(self) -> None:
-        """Ask why pods are missing, when none has come for a while."""
+        """Read why pods are missing, when no new one has appeared for a while."""
         if not self._lacks_pods():
             self._gang.refusal = ""
         elif self._awaited.is_time_to_ask(self._pods_there(), time.monotonic()):
@@ -174,7 +174,7 @@ class Following:
         self._gang.refusal = self._calls.read_refusal(self._place.namespace, self._place.job_name)
 
     def _tell_hindrances(self) -> None:
-        """Say what ranks wait for, when it is something new: statuses alone would say `pending` for ever."""
+        """Log why ranks wait, when a reason is new: the statuses alone would be `pending` for ever."""
         found = Counter(self._gang.hindrance(rank) for rank in self._left)
         del found[""]
         if found.keys() - self._told_hindrances:
@@ -188,7 +188,7 @@ class Following:
         return self._gang.since + self._start_seconds - time.monotonic()
 
     def _give_up_if_late(self) -> bool:
-        """Release a gang of which some ranks were not placed in time: it holds what others could use."""
+        """Delete a gang of which some ranks did not run in time: it occupies nodes that others could use."""
         left, gang = self._start_left(), self._gang
         if left is None or left > 0:
             return False
@@ -212,7 +212,7 @@ class Following:
     # ---- evidence ------------------------------------------------------------------------------------------------
 
     def _see_the_rest(self) -> None:
-        """The Job is over: before it is judged, see the ends of pods that the watch has not told yet."""
+        """Record the ends of pods that the watch has not reported yet, before a Job that is over gets its verdict."""
         if not self._version:
             self._list_pods(fresh=True)
             return
@@ -241,7 +241,7 @@ class Following:
         self._gang.see_listing(found)
 
     def _keep_lines(self) -> None:
-        """Fetch the output of the first that failed, while their pods are there."""
+        """Fetch the output of the ranks that failed first, while their pods exist."""
         gang = self._gang
         for rank in gang.failed_by_themselves()[:CULPRITS_READ]:
             if rank in gang.logs or rank not in gang.pods:

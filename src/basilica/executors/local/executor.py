@@ -1,8 +1,8 @@
-"""Replicas as processes of this machine.
+"""The executor that runs replicas as processes of this machine.
 
 Each gang has a directory and a warden, a process that drives the local runtime (`basilica.runtimes.local`): the same
 fork server, supervisors, exit records and logs that the control plane uses. The executor itself has no thread and no
-event loop. It works in scripts, in notebooks, and in processes that fork.
+event loop, so it works in scripts, in notebooks, and in processes that fork.
 """
 
 import contextlib
@@ -52,9 +52,9 @@ from basilica.executors.protocol import (
 from basilica.machine.places import default_state_dir, start_of
 
 GRACE_SECONDS = 10.0
-CLOSE_SECONDS = 10.0  # that `close` waits longer than the grace
+CLOSE_SECONDS = 10.0  # `close` waits so much longer than the grace
 KEPT_SECONDS = 7 * DAY_SECONDS
-ARGUMENT_BYTES_MAX = 100_000  # more go by file: the kernel takes no longer variable
+ARGUMENT_BYTES_MAX = 100_000  # the rest goes into a file: the kernel limits the length of a variable
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -62,9 +62,9 @@ _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 class LocalProcessExecutor:
     """Replicas as processes of this machine, each in a process group of its own, with its output in a file.
 
-    They run where the caller is: its directory, environment, Python and modules. Nothing outlives its executor: leaving
-    the `with` block, `close()`, and the end of the process, however it ends, stop what still runs. With `detach=True`
-    replicas go on, and their handles tell of them from any process. Files of a gang are kept for a week.
+    Replicas share the caller's directory, environment, Python and modules. No replica outlives its executor: the end of
+    the `with` block, `close()`, and the end of the process, however it ends, stop running replicas. With `detach=True`
+    replicas continue, and their handles work in any process. Files of a gang are kept for a week.
 
     >>> with LocalProcessExecutor() as executor:                                               # doctest: +SKIP
     ...     handles = executor.launch_replicas(2, "my_package.train:main", {"steps": 10})
@@ -82,7 +82,7 @@ class LocalProcessExecutor:
         grace_seconds: float = GRACE_SECONDS,
         run_id: str = "local",
     ) -> None:
-        """`grace_seconds` is the time between SIGTERM and SIGKILL; `run_id` begins the names of gangs."""
+        """`grace_seconds` is the time between SIGTERM and SIGKILL; `run_id` is the prefix of gang names."""
         check_seconds("grace_seconds", grace_seconds)
         self._run_id = check_run_id(run_id, _RUN_ID, "a name of a directory: letters, digits, '.', '_' and '-'")
         base = default_state_dir() / "executors" if state_dir is None else Path(state_dir).expanduser()
@@ -132,7 +132,7 @@ class LocalProcessExecutor:
         gang = Gang(directory, job)
         try:
             _start_warden(task)
-        except BaseException:  # Ctrl-C, too: what has started already is not left alone
+        except BaseException:  # Ctrl-C, too: replicas that have started already are stopped
             _stop([(gang, n_replicas)], 0.0)
             _remove(directory)
             raise
@@ -153,14 +153,14 @@ class LocalProcessExecutor:
         return "".join(f"{line}\n" for line in lines)
 
     def cancel(self, handle: ReplicaHandle) -> None:
-        """SIGTERM to this replica, and SIGKILL to all it started after the grace. The others go on."""
+        """Send SIGTERM to this replica and, after the grace, SIGKILL to all its processes. Other replicas continue."""
         with allow_unknown_handle():
             _gang(handle).cancel(handle.rank, self._grace)
 
     def collect(
         self, handles: Sequence[ReplicaHandle], *, timeout: float | None = None, on_change: OnChange | None = None
     ) -> list[ReplicaResult]:
-        """Wait until every replica has ended; `timeout=None` waits a day. Woken by the gang, not polling."""
+        """Wait until every replica has ended; `timeout=None` waits a day. The gang's files wake it where they can."""
         seconds = check_timeout(timeout)
         deadline = time.monotonic() + seconds
         gangs = _gangs(handles)
@@ -181,7 +181,7 @@ class LocalProcessExecutor:
                 bell.wait(left)
 
     def close(self) -> None:
-        """Stop what still runs and wait until it is gone; with `detach`, let it run. `RuntimeError` if it could not."""
+        """Stop running replicas and wait for their end; `RuntimeError` if some remain. With `detach`, let them run."""
         left = self._close()
         self._gangs.clear()
         if left:
@@ -194,9 +194,9 @@ class LocalProcessExecutor:
         self.close()
 
     def _tidy_up(self) -> None:
-        """End gangs that nobody looks after any more, and forget those in which nothing has happened for a week.
+        """Stop gangs whose warden and owner are dead, and remove those without a change for a week.
 
-        One that still runs is no week old, or is kept.
+        A gang whose warden is alive is kept, whatever its age.
         """
         with contextlib.suppress(OSError):
             for directory in self._base.iterdir():
@@ -207,13 +207,13 @@ class LocalProcessExecutor:
                     _remove(directory)
 
 
-# ---- what replicas execute ---------------------------------------------------------------------------------------
+# ---- the program of a replica ------------------------------------------------------------------------------------
 
 
 def _program(
     entrypoint: Entrypoint, arguments: Mapping[str, Any], n_replicas: int, directory: Path
 ) -> tuple[list[str], dict[str, str]]:
-    """The command line of a replica and what it finds in its environment."""
+    """Return the command line of a replica and the variables of its environment."""
     if isinstance(entrypoint, str):
         plain, file = _arguments(arguments, directory)
         env = replica_environment(n_replicas, entrypoint, plain, remote=False)
@@ -225,7 +225,7 @@ def _program(
 
 
 def _arguments(arguments: Mapping[str, Any], directory: Path) -> tuple[dict[str, Any], Path | None]:
-    """Those that travel as JSON, and the file with those that do not: other objects, and long ones."""
+    """Return the arguments that travel as JSON, and the file with the rest: other objects, and long ones."""
     plain: dict[str, Any] = {}
     others: dict[str, Any] = {}
     room = ARGUMENT_BYTES_MAX
@@ -250,7 +250,7 @@ def _arguments(arguments: Mapping[str, Any], directory: Path) -> tuple[dict[str,
 
 
 def _start_warden(task: Task) -> None:
-    """Start it and wait until it has started the replicas, or says why it could not."""
+    """Start the warden and wait until it has started the replicas; raise the error that it answers instead."""
     directory = Path(task["directory"])
     with (directory / "warden.log").open("ab") as log:
         process = subprocess.Popen(
@@ -286,7 +286,7 @@ def _gang(handle: ReplicaHandle) -> Gang:
 
 
 def _gangs(handles: Sequence[ReplicaHandle]) -> list[Gang]:
-    """The gang of each handle; handles of one gang share it."""
+    """Return the gang of each handle; handles of one gang share the object."""
     made: dict[Path, Gang] = {}
     return [made.setdefault(gang.directory, gang) for gang in map(_gang, handles)]
 
@@ -315,7 +315,7 @@ def _results(
         value = None
         try:
             value = gang.result(handle.rank) if _over(state) else None
-        except BadResult as problem:  # of this replica alone
+        except BadResult as problem:  # the other replicas' results are still good
             error = "; ".join(filter(None, (error, str(problem))))
         role = _role(handle.rank, culprit, state)
         results.append(replica_result(handle, Outcome(state.status, state.exit_code, error, value, role), seconds))
@@ -323,7 +323,7 @@ def _results(
 
 
 def _culprit(handles: Sequence[ReplicaHandle], failed: Sequence[int], states: Mapping[int, State]) -> int | None:
-    """The rank that failed first by itself; None if all were stopped, or nobody knows when they ended."""
+    """Return the rank that failed first by itself; None if all were stopped, or their times are unknown."""
     ends = [(states[place].ended_at, handles[place].rank) for place in failed if not states[place].stopped]
     return min(((at, rank) for at, rank in ends if at is not None), default=(0.0, None))[1]
 
@@ -337,14 +337,14 @@ def _role(rank: int, culprit: int | None, state: State) -> str | None:
 
 
 def _close(owner: int, gangs: list[tuple[Gang, int]], grace: float, detach: bool) -> list[str]:
-    """Stop everything and wait for it; the names of gangs that are not gone. A forked child has none of its own."""
+    """Stop all gangs and wait; return the names of those that remain. A forked child owns none, and stops none."""
     return [] if detach or os.getpid() != owner else _stop(gangs, grace)
 
 
 def _remove(directory: Path) -> None:
-    """Out of its place first, at once: a supervisor that comes late must find all of it, or nothing.
+    """Remove a gang's directory: rename it first, so that a late supervisor finds all of it, or nothing.
 
-    With the files gone one by one, it would not find that its replica was cancelled, and start it.
+    If the files vanished one by one, the supervisor could miss the cancellation and start its replica.
     """
     removed = directory.with_name(f".{directory.name}")
     with contextlib.suppress(FileNotFoundError):

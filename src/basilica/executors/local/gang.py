@@ -1,12 +1,12 @@
-"""A local gang, as its files tell: how each replica stands, what it wrote, and being told when that changes.
+"""A local gang, read from its files: the state of each replica, its output, and notification of changes.
 
-Any process of this user can look and can ask for an end. The files are those of the local runtime, and four more:
+Any process of this user can read the files and can cancel replicas. They are those of the local runtime, and four more:
 
 <directory>/
-├── warden.json     who the warden of the gang is (see `warden.py`), who wanted the gang, and how long it may run
-├── news            grows whenever something has changed
-├── time-is-up      there if the gang was stopped because of that
-├── over            there once the warden has seen the end of all replicas
+├── warden.json     the processes of the warden (see `warden.py`) and of the gang's owner, and the gang's timeout
+├── news            grows at every change
+├── time-is-up      exists if the gang was stopped by its timeout
+├── over            exists once the warden has recorded the end of all replicas, or a later launch has stopped them
 └── runs/<job>/…    records, logs and results, as `basilica.machine.layout` describes
 """
 
@@ -45,13 +45,13 @@ NEWS = "news"
 TIME_IS_UP = "time-is-up"
 OVER = "over"
 TOLD_BYTES_MAX = 1 << 16
-LOOK_AGAIN_SECONDS = 0.2  # only where the system cannot tell us
+LOOK_AGAIN_SECONDS = 0.2  # only where the system cannot notify us
 LONGEST_WAIT_SECONDS = 3600.0
 
 
 class Task(TypedDict):
-    """What a warden has to do. `rank_names` are variables for the rank. `owner` is the process (pid, start) without
-    which the gang shall not go on, or None."""
+    """The task of a warden. `rank_names` are variables for the rank. `owner` is the process (pid, start) whose end
+    stops the gang, or None."""
 
     job: str
     directory: str
@@ -68,13 +68,13 @@ class Task(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """How one replica stands. `ended_at` is None while it has not ended, and where nobody knows."""
+    """The state of one replica. `ended_at` is None until its end, and where the time is unknown."""
 
     status: str
     exit_code: int | None = None
     error: str | None = None
     ended_at: float | None = None
-    stopped: bool = False  # by somebody else, or since its time was up
+    stopped: bool = False  # by the gang's timeout; a cancelled replica has a status of its own
 
 
 class Gang:
@@ -83,7 +83,7 @@ class Gang:
         self._layout = Layout(directory)
         self.directory = self._layout.root
 
-    # ---- looking -------------------------------------------------------------------------------------------------
+    # ---- state ---------------------------------------------------------------------------------------------------
 
     def state(self, rank: int) -> State:
         if not self.directory.is_dir():
@@ -91,7 +91,7 @@ class Gang:
         warden = self._warden()
         try:
             record = self._record(rank)
-        except UnusableFile as error:  # its supervisor puts it back in the end, or its warden does
+        except UnusableFile as error:  # its supervisor or its warden rewrites it at the end
             return State(RUNNING if warden is not None else FAILED, error=f"its record cannot be read: {error}")
         if record is not None and record.exit is not None:
             return self._ended(rank, record.exit)
@@ -128,7 +128,7 @@ class Gang:
         return f"exited with code {exit.exit_code}" + (f": {last_words}" if last_words else "")
 
     def result(self, rank: int) -> Any:
-        """What the entrypoint returned; None if there is nothing (yet). `BadResult` if that cannot be told."""
+        """Return the entrypoint's result; None if there is none (yet). `BadResult` if the file cannot be read."""
         try:
             return json.loads(files.read(self._layout.result(self.job, rank), RESULT_BYTES_MAX))
         except FileNotFoundError:
@@ -155,20 +155,19 @@ class Gang:
         return told if isinstance(told, dict) else {}
 
     def _warden(self) -> int | None:
-        """Its pid, if it is alive."""
+        """Return the warden's pid, if it is alive."""
         told = self._told()
         same_boot = bool(told) and told["boot"] == boot()
         return told["pid"] if same_boot and start_of(told["pid"]) == told["start"] else None
 
     @property
     def is_tended(self) -> bool:
-        """True while its warden is alive: something of it may still run."""
+        """True while the warden is alive: replicas may still run."""
         return self._warden() is not None
 
     @property
     def is_forsaken(self) -> bool:
-        """True if replicas may run that nobody looks after: both the warden and the caller for whom they ran were
-        killed."""
+        """True if replicas may run without supervision: both the warden and the gang's owner were killed."""
         if os.path.lexists(self.directory / OVER):
             return False
         told = self._told()
@@ -185,7 +184,7 @@ class Gang:
         files.write(str(self.directory / OVER), b"")
 
     def cancel(self, rank: int, grace: float) -> None:
-        """Ask for the end: SIGTERM, and SIGKILL after the grace. One that has not started never will."""
+        """Request the end of a replica: SIGTERM, and SIGKILL after the grace. One that has not started never will."""
         if not self.directory.is_dir():
             return
         try:
@@ -198,14 +197,14 @@ class Gang:
             if bury(self._layout.record(key), never_started):
                 return
             record = self._record(rank)
-        except UnusableFile:  # all that is known of it are its processes; without them its supervisor ends as well
+        except UnusableFile:  # only its processes are known; without them its supervisor ends as well
             kill_leftovers(self._layout, Key(self.job, rank, 0), NOBODY)
             return
         if record is not None and record.exit is None and not _signal_supervisor(record.claim, signal.SIGTERM):
-            kill_leftovers(self._layout, key, record.claim)  # nobody is left who would wait for a grace
+            kill_leftovers(self._layout, key, record.claim)  # its supervisor, which would enforce the grace, is dead
 
     def kill(self, rank: int) -> None:
-        """End a replica whose supervisor does not: it is stopped itself, or hangs. Its warden records the end."""
+        """Kill a replica and its supervisor, which is stopped itself or hangs. The warden records the end."""
         key = Key(self.job, rank, 0)
         try:
             record = self._record(rank)
@@ -219,9 +218,9 @@ class Gang:
     # ---- waiting -------------------------------------------------------------------------------------------------
 
     def waitables(self, stack: ExitStack, ranks: Iterable[int]) -> tuple[list[int], bool]:
-        """Descriptors that become readable when something has changed, and whether they tell of everything.
+        """Return descriptors that become readable at a change, and whether they cover every change.
 
-        They must be made before the look that finds nothing new, and are closed by the stack.
+        Open them before the read of the states that finds nothing new; the stack closes them.
         """
         warden = self._warden()
         if warden is not None:
@@ -232,7 +231,7 @@ class Gang:
         return [fd for fd in watched if fd is not None], None not in watched
 
     def wait_until_over(self, size: int, deadline: float) -> bool:
-        """True once all replicas have ended and the warden has, too; False if the time is up first."""
+        """Return True once all replicas and the warden have ended; False if the deadline passes first."""
         while True:
             with told_of_changes({self: list(range(size))}) as bell:
                 if not self.is_tended and all(self.state(rank).status in ENDED for rank in range(size)):
@@ -245,7 +244,7 @@ class Gang:
 
 @contextmanager
 def told_of_changes(wanted: dict[Gang, list[int]]) -> Iterator["Bell"]:
-    """A bell that rings when something has changed since it was made."""
+    """Yield a bell that rings at any change since it was made."""
     with ExitStack() as stack:
         found = [gang.waitables(stack, ranks) for gang, ranks in wanted.items()]
         yield Bell([fd for fds, _ in found for fd in fds], all(complete for _, complete in found))
@@ -259,12 +258,12 @@ class Bell:
         self._longest = LONGEST_WAIT_SECONDS if complete else LOOK_AGAIN_SECONDS
 
     def wait(self, seconds: float) -> None:
-        """Return when it rings, when the time is up, or when it is better to look oneself."""
+        """Return when the bell rings, when the time is up, or when the caller should read the states itself."""
         self._poll.poll(1000 * max(0.0, min(seconds, self._longest)))
 
 
 def process_namespace() -> str:
-    """In which processes are seen and numbered: a container has one of its own, and may share our files."""
+    """Return the namespace that our pids belong to: a container has its own, and may share our files."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -272,7 +271,7 @@ def process_namespace() -> str:
 
 
 def _living(record: Record) -> int | None:
-    """The supervisor if it lives, else the replica itself if that does."""
+    """Return the pid of the supervisor if it is alive, else of the replica if that is."""
     if record.claim.boot != boot():
         return None
     for process in (record.claim, record.running):
@@ -282,9 +281,9 @@ def _living(record: Record) -> int | None:
 
 
 def _signal_supervisor(claim: Claim, number: signal.Signals) -> bool:
-    """Exactly that process: by its descriptor, after a look at when it started. False: it is gone.
+    """Signal exactly that process: by its descriptor, once its start time is checked. Return False if it is gone.
 
-    One that somebody has stopped is continued, so that it hears of it.
+    SIGCONT follows, so that a stopped supervisor handles the signal.
     """
     if claim.boot != boot():
         return False
@@ -309,7 +308,7 @@ def _signal_supervisor(claim: Claim, number: signal.Signals) -> bool:
 
 
 def _watch_process(stack: ExitStack, pid: int) -> int | None:
-    """None: it is gone, or this system cannot tell."""
+    """Return a descriptor of the process; None if it is gone, or the system has no such descriptors."""
     try:
         fd = os.pidfd_open(pid)
     except (AttributeError, OSError):
@@ -330,7 +329,7 @@ def _watch_file(stack: ExitStack, path: Path) -> int | None:
 
 
 def _read_json(path: str) -> Any:
-    """None if it is not there, or not whole."""
+    """Return the file's content; None if it is missing or incomplete."""
     try:
         return json.loads(files.read(path, TOLD_BYTES_MAX))
     except (OSError, ValueError, RecursionError):

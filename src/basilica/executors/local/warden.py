@@ -1,10 +1,10 @@
 """The process that supervises one local gang: `python -m basilica.executors.local.warden`, its task as JSON on stdin.
 
-It has the replicas started by the local runtime's fork server, each under a supervisor that writes down how it ends.
-It stops them when their time is up, and when the process that wanted them is gone. What is known of them is in files
-(see `gang.py`), so any process can look; the warden says that they have changed by writing to one of them. It ends when
-the last replica has. If it is killed itself, replicas go on under their supervisors; if the caller is killed, too, the
-next launch of anybody on the same state directory ends them.
+The local runtime's fork server starts the replicas, each under a supervisor that records its end. The warden stops them
+at their timeout, and when the process that owns them is gone. Their state is in files (see `gang.py`), so any process
+can read it; the warden notifies readers of changes by writing to one of the files. It exits after the last replica. If
+it is killed itself, replicas continue under their supervisors; if the owner is killed, too, the next launch on the same
+state directory, by any process, stops them.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class Warden:
         self.gang = Gang(self.directory, task["job"])
 
     async def tend(self) -> None:
-        """From the start of the first replica to the end of the last."""
+        """Supervise the gang from the start of the first replica to the end of the last."""
         descriptors = raise_descriptor_limit()
         self.layout.checkpoints(self.task["job"]).mkdir(mode=0o700, parents=True)
         self.layout.results(self.task["job"]).mkdir(mode=0o700)
@@ -59,7 +59,7 @@ class Warden:
         deadline = asyncio.get_running_loop().call_later(self.task["timeout"], self._time_is_up)
         _answer({"launched": True})
         await asyncio.gather(*(self._see_to_its_end(rank, pid) for rank, pid in enumerate(supervisors)))
-        with suppress(OSError):  # no room: whoever looks later finds that all have ended
+        with suppress(OSError):  # a full disk: the records show later readers that all have ended
             files.write(str(self.directory / OVER), b"")
         deadline.cancel()
         wakeups.close()
@@ -82,7 +82,7 @@ class Warden:
     # ---- starting ------------------------------------------------------------------------------------------------
 
     async def _launch(self, descriptors: int) -> list[int]:
-        """The pids of the supervisors, by rank. The fork server is not needed any more after that."""
+        """Start the replicas; return the pids of their supervisors, by rank. The fork server ends after that."""
         visible = await self._visible_gpus()
         server = ForkServer(python=sys.executable, complaints=self.layout.complaints, descriptors=descriptors)
         try:
@@ -95,7 +95,7 @@ class Warden:
         return reply["pids"]
 
     async def _visible_gpus(self) -> list[str]:
-        """Indexes of the GPUs to give out in turn: a gang larger than their number shares them."""
+        """Return the indexes of the GPUs to assign in turn: a gang larger than their number shares them."""
         return [str(gpu.index) for gpu in (await ask_nvidia_smi()).gpus] if self.task["gpus"] else []
 
     def _request(self, gpus: list[str]) -> StartRequest:
@@ -143,13 +143,13 @@ class Warden:
     # ---- ending --------------------------------------------------------------------------------------------------
 
     async def _see_to_its_end(self, rank: int, supervisor: int) -> None:
-        """Until the record says how the replica ended: written by its supervisor, or by us if that was killed."""
+        """Return once the replica's record has its end: written by the supervisor, or by us if that was killed."""
         await _gone(supervisor, None)
         key = Key(self.task["job"], rank, 0)
         path = self.layout.record(key)
         try:
             record = await self.pool.run(read_record, path)
-        except UnusableFile:  # somebody put something else there, and nobody is left who would put it back
+        except UnusableFile:  # the file was replaced, and its supervisor is not alive to rewrite it
             record = Record(claim=NOBODY)
         if record is None:
             problem = f"its supervisor could not begin; see {self.layout.complaints}"
@@ -175,7 +175,7 @@ class Warden:
         self._stop_all(self.task["grace"])
 
     def _time_is_up(self) -> None:
-        with suppress(OSError):  # no room to say why: they are stopped all the same
+        with suppress(OSError):  # a full disk: they are stopped all the same, without the reason
             files.write(str(self.directory / TIME_IS_UP), b"")
         self._stop_all(self.task["grace"])
 
@@ -184,7 +184,7 @@ class Warden:
             self.gang.cancel(rank, grace)
 
     def _tell_news(self) -> None:
-        with suppress(OSError), files.appending(str(self.directory / NEWS)) as news:  # a full disk: our end tells, too
+        with suppress(OSError), files.appending(str(self.directory / NEWS)) as news:  # full disk: our exit is noticed
             os.write(news, b".")
 
 
@@ -199,7 +199,7 @@ async def _gone(pid: int, start: int | None) -> None:
 
 
 def _answer(message: dict[str, object]) -> None:
-    """To whoever started us, once; nobody reads on."""
+    """Answer the process that started us, once; it reads no further line."""
     with suppress(BrokenPipeError):
         sys.stdout.write(json.dumps(message) + "\n")
         sys.stdout.flush()
@@ -209,7 +209,7 @@ def _answer(message: dict[str, object]) -> None:
 def main() -> int:
     task: Task = json.loads(sys.stdin.readline())
     if os.fork():
-        os._exit(0)  # whoever started us need not bury us one day
+        os._exit(0)  # the process that started us need not reap the warden
     try:
         asyncio.run(_tend(task))
     except BasilicaError as error:
