@@ -88,7 +88,7 @@ class ForkServer:
     def __init__(self, control: int) -> None:
         self.control = control
         self.boot = boot()
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for supervisors: the kernel reaps them
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for supervisors: the kernel reaps them
         for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
             signal.signal(ignored, signal.SIG_IGN)
         self.changed_signals = {*WOKEN_BY, *changed_signals()}
