@@ -1,7 +1,7 @@
-"""Directories that users sent: kept as they came, looked through before they are believed, unpacked once per run.
+"""Archives of directories that users sent: stored unchanged, checked before they are trusted, unpacked once per run.
 
-To look through one and to unpack it takes minutes if somebody wants it to. So that is done by threads of its own, for
-each user one after the other, and ends early when nobody wants it any more.
+A hostile archive can take minutes to check or unpack. So threads of their own do it, one archive per user at a time,
+and stop early when the caller is cancelled.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ SEND_AGAIN = "deploy the run again from its directory"
 
 
 class CannotUnpack(Exception):
-    """There is nothing that the run could run in; the text says why, and what to do."""
+    """The run's directory cannot be unpacked; the text says why, and what to do."""
 
 
 class Archives:
-    """`<root>/<user>/<sha256>.tar.gz`; the time of the file is when somebody last wanted it."""
+    """Stores archives as `<root>/<user>/<sha256>.tar.gz`; the file's time is that of its last request."""
 
     def __init__(self, root: Path, pool: Pool, clock: SteadyClock) -> None:
         self._root, self._pool, self._clock = root, pool, clock
@@ -59,7 +59,7 @@ class Archives:
         return True
 
     def old(self, before: float) -> list[Path]:
-        """Also what an upload left that never ended."""
+        """Return the files last requested before then, including those of unfinished uploads."""
         found = []
         for path in self._root.glob("*/*"):
             with suppress(FileNotFoundError):
@@ -68,7 +68,7 @@ class Archives:
         return found
 
     def forget(self, in_use: Collection[tuple[str, str]], before: float) -> list[str]:
-        """Looks at their age once more: one that a new run has just asked for is not old any more."""
+        """Remove old unused archives. Their age is read again: a new run may have just requested one."""
         forgotten = []
         for path in self.old(before):
             digest = path.name.removesuffix(SUFFIX)
@@ -78,18 +78,18 @@ class Archives:
         return forgotten
 
     async def unpack(self, user: str, digest: str, target: Path) -> None:
-        """Make the directory, whole or not at all; if it is there, leave it alone. `CannotUnpack` if it cannot be.
+        """Make the directory, whole or not at all, unless it exists. `CannotUnpack` if that is impossible.
 
-        Whoever is cancelled waits until the thread has stopped: then nobody writes there any more.
+        A cancelled caller waits until the thread has stopped, so that no write comes later.
         """
         await self._in_turn(user, lambda abandoned: self._unpack(user, digest, target, abandoned))
 
     def _unpack(self, user: str, digest: str, target: Path, abandoned: Callable[[], bool]) -> None:
         if files.kind(str(target)) is not None:
-            return  # as the last attempt left it
+            return  # kept as the last attempt left it
         try:
             for name in files.names(str(target.parent)):
-                if name.startswith(f"{target.name}-"):  # an earlier server was about to unpack it when it died
+                if name.startswith(f"{target.name}-"):  # the draft of an earlier server that died
                     files.remove(f"{target.parent}/{name}")
             with self._path(user, digest).open("rb") as file:
                 unpack(file, target, abandoned)
@@ -113,7 +113,7 @@ class Archives:
                 raise
 
     def _touch(self, path: Path) -> None:
-        """On our own time line: a step of the wall clock makes nothing old."""
+        """Set the file's time by the steady clock: a step of the wall clock makes no archive old."""
         now = self._clock.now()
         os.utime(path, (now, now))
 

@@ -1,7 +1,7 @@
-"""Following attempts from their claim to their end: by their records, by what is rung, and by watching processes.
+"""The attempt tracker follows attempts from claim to end: by their records, wake messages and watched processes.
 
-The files are read by threads, and what they said is taken in by the event loop: a disk that is slow, or a file that is
-none, stops nobody. One look at an attempt at a time; what happens meanwhile leads to one more.
+Threads read the files and the event loop applies the results, so that a slow disk or an unusable file blocks no other
+run. Each attempt is refreshed by one task at a time; an event during a refresh causes one more.
 """
 
 import logging
@@ -35,7 +35,7 @@ NOTE_MAX = 200
 
 @dataclass(slots=True, kw_only=True)
 class Tracking:
-    """Brings the table in line with what is on disk, and says so."""
+    """Updates the table from the files on disk, and notifies about changes."""
 
     layout: Layout
     table: Table
@@ -45,16 +45,16 @@ class Tracking:
     background: Background
     pool: Pool
     clock: SteadyClock
-    _looking: dict[Key, bool] = field(default_factory=dict)  # attempts that are looked at, and whether once more
+    _looking: dict[Key, bool] = field(default_factory=dict)  # attempts being refreshed, and whether once more
     _boot: str = field(default_factory=boot)
     _unclaimable: dict[Key, str] = field(default_factory=dict)  # attempts that could not even be claimed, and why
 
     async def attempts(self, instance: str) -> dict[Key, Attempt]:
-        """Those of a run as they are known; read from disk the first time."""
+        """Return the known attempts of a run; the first call reads them from disk."""
         if instance not in self.table:
             with or_unavailable(f"cannot read the state of {instance}"):
                 found = await self.pool.run(read_run, self.layout, instance, self._boot, self.clock.now())
-            if instance in self.table:  # somebody else was faster
+            if instance in self.table:  # a concurrent call was faster
                 return self.table.of(instance)
             known = self.table.add(instance)
             for key, on_disk in found.items():
@@ -66,21 +66,21 @@ class Tracking:
             await self.reports.adopt(instance, running)
         return self.table.of(instance)
 
-    # ---- what makes it look ------------------------------------------------------------------------------------------
+    # ---- triggers of a refresh ---------------------------------------------------------------------------------------
 
     def told(self, told: Told) -> None:
-        """A supervisor has rung."""
+        """Handle the message of a supervisor."""
         if told.what == "failed":
             self._unclaimable[told.key] = told.detail
         elif told.what == "short":
             self._cannot_start_yet(told)
         elif told.key.instance in self.table:
             self.look(told.key)
-        else:  # a supervisor of an earlier control plane that claimed its attempt after we had looked
+        else:  # a supervisor of an earlier control plane that claimed its attempt after `start` had read the files
             self.background.spawn(self._adopt(told.key.instance))
 
     def _cannot_start_yet(self, told: Told) -> None:
-        """Its supervisor tries again to execute it: what it lacks may come back."""
+        """Note that the supervisor retries the start, since the shortage may pass."""
         attempt = self.table.find(told.key)
         if attempt is not None and attempt.sight is Sight.STARTING:
             attempt.note = f"it cannot be started now, and is tried again: {told.detail[:NOTE_MAX]}"
@@ -97,7 +97,7 @@ class Tracking:
                 self.look(attempt.key)
 
     def look(self, key: Key) -> None:
-        """Have the attempt looked at, soon."""
+        """Schedule a refresh of the attempt."""
         if key in self._looking:
             self._looking[key] = True
         else:
@@ -117,7 +117,7 @@ class Tracking:
             del self._looking[key]
 
     async def look_now(self, key: Key) -> OnDisk:
-        """Bring what is known of the attempt up to date."""
+        """Read the attempt's files and apply them to the table."""
         on_disk = await self._read(key)
         if key.instance in self.table:
             self._take_in(key, on_disk)
@@ -127,17 +127,17 @@ class Tracking:
         return await self.pool.run(read_attempt, self.layout, key, self._boot, self.clock.now())
 
     def watch_new(self, key: Key, pid: int) -> None:
-        """Its supervisor was started with that pid, and has perhaps not claimed it yet."""
+        """Watch the supervisor that was started with that pid, and has perhaps not claimed the attempt yet."""
         attempt = self.table.find(key)
         if attempt is None or attempt.watch is not None or attempt.sight is Sight.ENDED:
-            return  # it was told of already
+            return  # a wake message was faster
         try:
             attempt.watch = Watch(pid, None, lambda: self._gone(key))
         except ProcessLookupError:
             self.look(key)
 
     def _gone(self, key: Key) -> None:
-        """A watched process, supervisor or orphaned rank, has ended."""
+        """Handle the end of a watched process: the supervisor, or an orphaned rank."""
         attempt = self.table.of(key.instance)[key]
         attempt.unwatch()
         if attempt.orphaned:
@@ -145,7 +145,7 @@ class Tracking:
         else:
             self.look(key)
 
-    # ---- what a record says ------------------------------------------------------------------------------------------
+    # ---- records -----------------------------------------------------------------------------------------------------
 
     def _take_in(self, key: Key, on_disk: OnDisk) -> None:
         known, record = self.table.of(key.instance).get(key), on_disk.record
@@ -163,8 +163,8 @@ class Tracking:
             self._claimed(key, record)
 
     def _unclear(self, key: Key, problem: str) -> None:
-        """Somebody has put something else in the place of its record. Its supervisor puts it back at its end; where
-        that is gone, nobody will ever know more."""
+        """Handle a record that was replaced by something else. The supervisor restores it at the end of the attempt;
+        without a supervisor, the end stays unknown."""
         attempt = self.table.entry(key, Sight.UNKNOWN)
         if attempt.problem != problem:
             attempt.problem = problem
@@ -178,7 +178,7 @@ class Tracking:
             await self._bury(key)
 
     def _take_in_damaged(self, key: Key, record: Record) -> None:
-        """Who has the attempt cannot be read. The lock on its rank tells whether somebody does; if nobody, it ended."""
+        """Handle a record with an unreadable claim: the process that locks the rank has it; without one, it ended."""
         log.warning("the record of %s is damaged: %s", key, record.damage)
         self.table.entry(key, Sight.STARTING)
         holder = supervisor_of(os.path.dirname(self.layout.record(key)))
@@ -191,11 +191,11 @@ class Tracking:
     def _unclaimed(self, key: Key, known: Attempt | None) -> None:
         if known is None or known.watch is not None or known.sight is Sight.QUEUED:
             return
-        if known.started_at is not None:  # it ran, and somebody removed its record
+        if known.started_at is not None:  # it ran, and its record was removed
             known.problem = f"the record of rank {key.rank} was removed"
             self.background.spawn(self._bury(key))
             return
-        # Its supervisor ended before it had claimed: it could not write, or another attempt of the rank is alive.
+        # The supervisor ended before claiming: it could not write, or another attempt of the rank is alive.
         self.forget(key)
         self.background.spawn(self._look_at_others(key))
 
@@ -223,7 +223,7 @@ class Tracking:
             self.changes.tell(key.instance)
 
     async def _without_supervisor(self, attempt: Attempt) -> None:
-        """The supervisor was killed, or has just ended: then the record says so by now."""
+        """Handle a missing supervisor: it was killed, or has just ended and the record now has the end."""
         key = attempt.key
         on_disk = await self._read(key)
         if self.table.find(key) is not attempt or attempt.orphaned:
@@ -244,9 +244,9 @@ class Tracking:
     # ---- the end -----------------------------------------------------------------------------------------------------
 
     async def _bury(self, key: Key) -> None:
-        """End what is left of an attempt whose supervisor and rank are gone, and write down that nobody knows how."""
+        """End the leftovers of an attempt whose supervisor and rank are gone, and record that its end is unknown."""
         known, on_disk = self.table.find(key), await self._read(key)
-        if on_disk.ended is not None:  # the supervisor's own word
+        if on_disk.ended is not None:  # the supervisor recorded the end itself
             self._take_in(key, on_disk)
             return
         claim = known.claim if known is not None and known.claim is not None else NOBODY
@@ -260,11 +260,11 @@ class Tracking:
             self._end(key, record.running, found.ended, found)
 
     def end_unstarted(self, key: Key, exit: Exit) -> None:
-        """It never began, and never will."""
+        """Mark an attempt as ended that never started, and never will."""
         self._end(key, None, ended_of(exit), OnDisk())
 
     def _end(self, key: Key, running: Running | None, ended: Ended, on_disk: OnDisk) -> None:
-        if key.instance in self.table:  # else it was removed meanwhile
+        if key.instance in self.table:  # else the run was removed meanwhile
             self._mark_ended(key, running, ended, on_disk)
             self.line.free(key)
             self.changes.tell(key.instance)
@@ -280,7 +280,7 @@ class Tracking:
         attempt.memory_kill = on_disk.memory_kill
 
     def forget(self, key: Key) -> None:
-        """It has not come to be."""
+        """Drop an attempt that was never claimed, and free its GPUs."""
         self.reports.forget(key)
         attempt = self.table.of(key.instance).pop(key, None)
         if attempt is not None:
@@ -288,5 +288,5 @@ class Tracking:
         self.line.free(key)
 
     def take_unclaimable(self, keys: Iterable[Key]) -> dict[Key, str]:
-        """Why these could not be claimed when they were last started, told once."""
+        """Return, once, why these attempts could not be claimed at their last start."""
         return {key: why for key in keys if (why := self._unclaimable.pop(key, None)) is not None}

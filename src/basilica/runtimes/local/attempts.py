@@ -21,10 +21,10 @@ TAIL_BYTES_MAX = 1 << 18
 
 @dataclass(slots=True, kw_only=True)
 class Attempt:
-    """The record on disk is the truth; this mirrors it, and is brought up to date when somebody says so.
+    """The mirror of an attempt's record on disk, which is the source of truth; events cause it to be refreshed.
 
-    `watch` is on the supervisor, or on the rank itself where the supervisor is gone (`orphaned`). `problem` is what is
-    wrong with its files, which the user should know, and `damage` names what of the record could not be read.
+    `watch` is on the supervisor, or on the rank itself where the supervisor is gone (`orphaned`). `problem` is the
+    fault of its files that the user is warned of, and `damage` names the part of the record that could not be read.
     """
 
     key: Key
@@ -57,13 +57,13 @@ class Attempt:
 
     @property
     def warnings(self) -> list[tuple[str, str]]:
-        """What the user should know beside its end."""
+        """Return the warnings for the user about this attempt, beside its end."""
         found = [("UnusableFile", self.problem), ("MemoryKill", self.memory_kill)]
         return [(reason, message) for reason, message in found if message]
 
     @property
     def was_launched(self) -> bool:
-        """False while it waits, and for one that was stopped before it started."""
+        """Return False while the attempt waits, and if it was stopped before it started."""
         if self.ended is None:
             return self.sight is not Sight.QUEUED
         return self.started_at is not None or not self.ended.stopped
@@ -82,7 +82,7 @@ def shown(attempts: Iterable[Attempt]) -> list[Attempt]:
 
 
 def damages(attempts: Iterable[Attempt]) -> tuple[tuple[str, str], ...]:
-    """What the user should know of records that could not be read, as one warning."""
+    """Return one warning that names the records that could not be read."""
     named = [f"rank {a.key.rank}, attempt {a.key.attempt} ({a.damage})" for a in attempts if a.damage]
     if not named:
         return ()
@@ -98,7 +98,7 @@ def has_ended(layout: Layout, key: Key) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnDisk:
-    """What the files of an attempt say. Without a record nobody has it, or, with a `problem`, nobody can tell."""
+    """The state of an attempt's files. Without a record it is unclaimed, or, with a `problem`, its claim is unknown."""
 
     record: Record | None = None
     ended: Ended | None = None
@@ -107,7 +107,7 @@ class OnDisk:
 
 
 def read_attempt(layout: Layout, key: Key, boot: str, now: float) -> OnDisk:
-    """All that the disk knows. An attempt of an earlier boot that has not ended is ended here: nobody knows how."""
+    """Read an attempt's files. An attempt of an earlier boot without an end is recorded as ended, cause unknown."""
     try:
         record = read_record(layout.record(key))
     except UnusableFile as error:
@@ -121,13 +121,13 @@ def read_attempt(layout: Layout, key: Key, boot: str, now: float) -> OnDisk:
 
 
 def write_end(layout: Layout, key: Key, record: Record, exit: Exit) -> Record:
-    with suppress(OSError):  # if it cannot be written down, the next control plane comes to the same conclusion
+    with suppress(OSError):  # if the write fails, the next control plane reaches the same conclusion
         append_exit(layout.record(key), exit, record)
     return replace(record, exit=exit)
 
 
 def with_output(layout: Layout, key: Key, record: Record, exit: Exit) -> OnDisk:
-    """The end with the last lines of output. Output that cannot be read hides no end: it says so instead."""
+    """Return the end with the last lines of output. Unreadable output hides no end: a placeholder replaces it."""
     try:
         tail, problem = read_tail(layout.log(key), TAIL_LINES, ended=True, at_most=TAIL_BYTES_MAX).lines, ""
     except UnusableFile as error:
@@ -140,7 +140,7 @@ def with_output(layout: Layout, key: Key, record: Record, exit: Exit) -> OnDisk:
 
 
 def memory_kill(key: Key, exit: Exit) -> str:
-    """A sentence on processes that were killed for memory and that the rank outlived; empty if there are none."""
+    """Return a sentence on processes killed for memory that the rank outlived; empty if there are none."""
     if not exit.oom_kills or exit.reason == OOM_KILLED or exit.exit_code is None or exit.stopped:
         return ""
     many = "1 process" if exit.oom_kills == 1 else f"{exit.oom_kills} processes"
@@ -149,7 +149,7 @@ def memory_kill(key: Key, exit: Exit) -> str:
 
 
 def ended_of(exit: Exit, tail: tuple[str, ...] = (), traceback: str = "") -> Ended:
-    """The end with the last lines of output, and what the program that failed by itself left of its exception."""
+    """Return the end with the last lines of output, and the traceback of a program that failed by itself."""
     return Ended(
         exit_code=exit.exit_code,
         reason=exit.reason,

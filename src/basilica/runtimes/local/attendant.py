@@ -1,8 +1,8 @@
 """The supervisor of a command beside a rank. Executed as `python -I -S attendant.py`, on a pipe of the server.
 
-The pipe carries one message, a `CommandTask`, and then nothing: its end means that the server is gone, or that nobody
-reads any more. Then, or when the command itself has ended, everything that the command started is killed, and the
-attendant exits as the command did. The command runs in the control groups of its rank and within its limits; among
+The pipe carries one message, a `CommandTask`, and then nothing: its end means that the server is gone, or that the
+output is no longer read. Then, or when the command itself has ended, the attendant kills every process that the command
+started, and exits as the command did. The command runs in the control groups of its rank and within its limits; among
 their members it is the first that the kernel kills for memory.
 """
 
@@ -50,7 +50,7 @@ def main() -> int:
     made = [group for group in task["cgroups"] if _make(group["path"])]
     pid = _start(task, changed)
     null = os.open(os.devnull, os.O_RDWR)
-    for stream in (1, 2):  # held by us, they would never end
+    for stream in (1, 2):  # copies in the attendant would keep the output open
         os.dup2(null, stream)
     status = _attend(pid, wakeup.fd)
     for group in reversed(made):
@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def _make(path: str) -> bool:
-    """True if the group was not there: its rank has ended."""
+    """Make the group. Return True if it did not exist, since its rank has ended."""
     try:
         os.mkdir(path)
     except OSError:
@@ -68,7 +68,7 @@ def _make(path: str) -> bool:
 
 
 def _start(task: CommandTask, changed: set[int]) -> int:
-    """Fork the command with the groups and limits that we take for that moment, as supervisors start ranks."""
+    """Fork the command into groups and limits that the attendant enters for the fork, as supervisors start ranks."""
     groups = task["cgroups"]
     joined = [group for group in groups if join_cgroup(group["path"])]
     limited = any(group["limits_memory"] for group in joined)
@@ -85,7 +85,7 @@ def _start(task: CommandTask, changed: set[int]) -> int:
 
 
 def _set_limits(groups: list[CgroupTask]) -> None:
-    """As the rank's supervisor did, for groups that were made anew. Values that are there already stay as they are."""
+    """Limit groups that were made anew, as the rank's supervisor did. Groups that existed get the same values again."""
     for group in groups:
         for name, value in group["settings"]:
             write_file(os.path.join(group["path"], name), value.encode())
@@ -113,7 +113,7 @@ def _become_command(task: CommandTask, changed: set[int]) -> NoReturn:
 
 
 def _attend(command: int, wakeup: int) -> int:
-    """Wait for the end of the command or of the server, then until nothing is left; the command's wait status."""
+    """Wait for the end of the command or the server, then of all processes; return the command's wait status."""
     poll = select.poll()
     poll.register(wakeup, select.POLLIN)
     poll.register(CONTROL, select.POLLIN)
@@ -140,7 +140,7 @@ def _kill_all(command: int) -> None:
         send_to_group(command, signal.SIGKILL)
         return
     for pid in descendants(os.getpid()):
-        with suppress(OSError):  # gone meanwhile
+        with suppress(OSError):  # the process has ended meanwhile
             os.kill(pid, signal.SIGKILL)
 
 

@@ -1,4 +1,4 @@
-"""Work that nobody waits for, held on to until it is done or the runtime ends."""
+"""Background tasks, referenced until they are done or the runtime ends."""
 
 import asyncio
 from collections.abc import Callable, Coroutine

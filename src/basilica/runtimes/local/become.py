@@ -1,6 +1,6 @@
 """Become another user and execute a command: `python -I -S become.py UID GID COMMAND...`.
 
-Nothing may be imported once it is that user: who cannot read our interpreter's library may run programs all the same.
+No import may follow the change of user: a user who cannot read this interpreter's library may still run programs.
 """
 
 import os
@@ -8,7 +8,7 @@ import sys
 
 
 def places(program: str) -> list[str]:
-    """Where it may be, in the order of PATH."""
+    """Return the possible paths of the program, in the order of PATH."""
     if "/" in program:
         return [program]
     path = os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin")
@@ -26,7 +26,7 @@ def main(uid: int, gid: int, argv: list[str]) -> int:
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            if not os.path.exists(place):  # nor may it be looked for there
+            if not os.path.exists(place):  # this user may not search the directory
                 continue
             code, problem = 126, error.strerror or str(error)
     print(f"cannot execute {argv[0]}: {problem}", file=sys.stderr)

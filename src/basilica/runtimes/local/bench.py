@@ -1,8 +1,8 @@
 """The bench probe of a run on this machine: one supervised program starts both ends, beside the ranks.
 
-It has a supervisor as a rank has, and so a record, a lock and a stop file in `runs/<instance>/bench/`: it outlives the
-control plane, is never there twice, and leaves nothing behind. What its files say is the truth. None of this may
-disturb the run, so nothing here raises: what goes wrong is the probe's failure.
+The probe has a supervisor as a rank has, and so a record, a lock and a stop file in `runs/<instance>/bench/`: it
+outlives the control plane, never runs twice, and leaves no process behind. Its files are the source of truth. It must
+not disturb the run, so errors of its start and measurement become the probe's failure instead of exceptions.
 """
 
 import asyncio
@@ -42,8 +42,8 @@ LOG_LIMIT_BYTES = 1 << 20
 MESSAGE_MAX = 500
 GONE_WITHIN_S = 10.0
 RESULT_BYTES_MAX = 1 << 20
-WANTED = INHERITED | {"PYTHONPATH"}  # the probe is our own code, and found where ours is
-HOME = env.BENCH_DIR  # by which processes are known whose supervisor was killed
+WANTED = INHERITED | {"PYTHONPATH"}  # the probe is Basilica's own code, found on the same path
+HOME = env.BENCH_DIR  # the mark of processes whose supervisor was killed
 RUNNING = SeenBench(phase=BenchPhase.RUNNING, message="two processes measure the link between them")
 CANNOT_TELL = SeenBench(phase=BenchPhase.PENDING)
 
@@ -57,7 +57,7 @@ class _Live:
 
 
 class Benches:
-    """The probes of all runs. `start` has supervisors started, `changed` says that a run should be looked at."""
+    """The probes of all runs. `start` starts supervisors, `changed` notifies that a run should be observed."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Benches:
         self._failures: dict[str, str] = {}
 
     async def adopt(self) -> None:
-        """Watch what an earlier control plane left, and end what has outlived its run."""
+        """Watch the probes that an earlier control plane left, and end those that have outlived their run."""
         for instance in await self._pool.run(self._unended):
             seen = await self.seen(instance)
             live = seen is not None and not seen.phase.terminal
@@ -90,7 +90,7 @@ class Benches:
                 await self.end(instance)
 
     def _unended(self) -> list[str]:
-        """Runs with a probe that has not ended. A record that cannot be read is for those who look at the run."""
+        """Return the runs whose probe has not ended. An unreadable record is reported when its run is observed."""
         found = []
         for instance in self._layout.instances():
             with suppress(OSError, ValueError):
@@ -104,10 +104,10 @@ class Benches:
             live.watch.close()
         self._live.clear()
 
-    # --------------------------------------------------------------------------------------------------------- look
+    # ------------------------------------------------------------------------------------------------------ observe
 
     async def seen(self, instance: str) -> SeenBench | None:
-        """How far the probe is; None if there is none."""
+        """Return the state of the probe; None if there is none."""
         try:
             return await self._seen(instance)
         except UnusableFile as error:
@@ -127,7 +127,7 @@ class Benches:
         if record.exit is None and record.claim.boot == self._boot:
             if self._watch(instance, record.claim.pid, record.claim.start):
                 return RUNNING
-            record = await self._pool.run(read_record, path) or record  # it may have ended while we looked
+            record = await self._pool.run(read_record, path) or record  # it may have ended since the first read
         if record.exit is None:
             record = await self._bury(instance, record)
         return await self._pool.run(self._ended, instance, record.exit)
@@ -150,7 +150,7 @@ class Benches:
         return _failed(said[-1] if said else f"the probe ended with {exit.signal or f'exit code {exit.exit_code}'}")
 
     def _watch(self, instance: str, pid: int, start: int | None) -> bool:
-        """Be told of the end of this supervisor; False if it has ended."""
+        """Watch this supervisor for its end; return False if it has ended."""
         known = self._live.get(instance)
         if known is not None and known.watch.pid == pid:
             return True
@@ -175,11 +175,11 @@ class Benches:
         self._changed(instance)
 
     async def _bury(self, instance: str, record: Record) -> Record:
-        """Its supervisor was killed: end what is left, and write down that nobody knows how it ended."""
+        """End the leftovers of a probe whose supervisor was killed, and record that its end is unknown."""
         if record.claim.boot == self._boot:
             await self._kill_leftovers(instance, record.claim)
         exit = Exit(exit_code=None, reason=UNKNOWN, finished_at=self._clock.now())
-        with suppress(OSError):  # the next look comes to the same conclusion
+        with suppress(OSError):  # the next read reaches the same conclusion
             await self._pool.run(append_exit, self._file(instance, "1.record"), exit, record)
         return replace(record, exit=exit)
 
@@ -194,7 +194,7 @@ class Benches:
     # -------------------------------------------------------------------------------------------------- begin and end
 
     async def begin(self, instance: str, ends: tuple[Host, Host]) -> None:
-        """Start the probe between two hosts of the run, unless it is there or was."""
+        """Start the probe between two hosts of the run, unless it runs or has run."""
         if await self.seen(instance) is not None:
             return
         try:
@@ -218,14 +218,14 @@ class Benches:
             if await self._pool.run(self._ask_for_end, instance, never_started):
                 return
         except (OSError, ValueError):
-            asking = signal.SIGUSR1  # no room for the file: this one needs none
-        await self.seen(instance)  # so that one of an earlier control plane is watched, too
+            asking = signal.SIGUSR1  # no room for the stop file, which SIGUSR1 does not need
+        await self.seen(instance)  # so that a probe of an earlier control plane is watched, too
         if instance in self._live:
             self._live[instance].watch.signal(asking)
-            self._live[instance].watch.signal(signal.SIGCONT)  # one that is stopped would not hear the other
+            self._live[instance].watch.signal(signal.SIGCONT)  # a suspended supervisor would not receive the first
 
     def _ask_for_end(self, instance: str, never_started: Exit) -> bool:
-        """True if there is nobody to ask."""
+        """Write the stop file. Return True if no supervisor is left to ask."""
         record = read_record(self._file(instance, "1.record"))
         if record is not None and record.exit is not None:
             return True
@@ -237,7 +237,7 @@ class Benches:
         files.make_directory(str(self._layout.bench(instance)))
 
     async def end_and_wait(self, instance: str) -> None:
-        """Before all that is kept of the run is removed. `RuntimeUnavailable` if it does not end."""
+        """End the probe before the run's files are removed. `RuntimeUnavailable` if it does not end."""
         if not self._has(instance):
             return
         await self.end(instance)
@@ -246,7 +246,7 @@ class Benches:
             try:
                 await asyncio.wait_for(live.gone.wait(), GONE_WITHIN_S)
             except TimeoutError:
-                live.watch.signal(signal.SIGKILL)  # its supervisor does not obey: the next look ends what it left
+                live.watch.signal(signal.SIGKILL)  # the supervisor does not obey: the next read ends the leftovers
                 raise RuntimeUnavailable(f"the bench probe of {instance} has not ended yet") from None
         self._failures.pop(instance, None)
 
@@ -276,7 +276,7 @@ class Benches:
             memory_limit=None,
             log_limit=LOG_LIMIT_BYTES,
             clock_zero=self._clock.zero,
-            wake=os.devnull,  # its end is seen by the end of its supervisor; there it would be taken for a rank
+            wake=os.devnull,  # the watch on its supervisor shows its end; a wake line would be read as a rank's
             ranks=[task],
         )
 

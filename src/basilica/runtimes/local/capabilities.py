@@ -1,4 +1,4 @@
-"""What this machine can do for local ranks: for `basilica doctor`, and for runs that ask for what it cannot."""
+"""Capabilities of this machine for local ranks: for `basilica doctor`, and for warnings to runs that lack one."""
 
 import asyncio
 import os
@@ -13,7 +13,7 @@ from basilica.runtimes.local.gpus import GpuInventory, ask_nvidia_smi, runs_on_c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capability:
-    """One thing: whether it is there, how it is done or what is done instead, and what would bring it."""
+    """One capability: whether it is available, its mechanism or substitute, and the remedy that would enable it."""
 
     name: str
     available: bool
@@ -22,7 +22,7 @@ class Capability:
 
 
 async def examine_machine() -> tuple[Capability, ...]:
-    """Look at this machine, without a runtime on it."""
+    """Return the capabilities of this machine, without a runtime on it."""
     found = await asyncio.to_thread(find, {os.getpid()}.__contains__)
     return capabilities_of(found, await ask_nvidia_smi())
 
@@ -68,7 +68,7 @@ def capabilities_of(cgroups: Cgroups, gpus: GpuInventory) -> tuple[Capability, .
 
 
 def warnings_of(wanted: Resources, cgroups: Cgroups, gpus: GpuInventory) -> tuple[tuple[str, str], ...]:
-    """What a run asked for and does not get here: a reason and a sentence each."""
+    """Return a reason and a sentence for each resource that a run asked for and does not get here."""
     warnings = []
     if runs_on_cpu(gpus, wanted.gpus):
         what = "1 GPU" if wanted.gpus.count == 1 else f"{wanted.gpus.count} GPUs"

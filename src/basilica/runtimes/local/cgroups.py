@@ -1,4 +1,4 @@
-"""Control groups: what this machine offers, and the groups that one rank gets."""
+"""Control groups: those that this machine offers, and those of one rank."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -18,9 +18,9 @@ DELEGATE = "systemd-run --user --scope -p Delegate=yes basilica serve"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cgroups:
-    """The directories below which ranks get groups of their own; None where there is none that we may use.
+    """The directories below which ranks get groups of their own; None where this process may use none.
 
-    They are also the groups that this process is in; but in the unified hierarchy that is `unified_home`.
+    They are also the groups of this process, except in the unified hierarchy, where its group is `unified_home`.
     """
 
     unified: Path | None = None
@@ -43,7 +43,7 @@ class Cgroups:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCgroups:
-    """What one attempt gets: groups to make and join, and the files by which to kill it and to count memory kills."""
+    """The groups that one attempt makes and joins, and the files by which to kill it and to count memory kills."""
 
     tasks: tuple[CgroupTask, ...] = ()
     memory_events: str | None = None
@@ -52,7 +52,7 @@ class RankCgroups:
 
 
 def for_rank(cgroups: Cgroups, name: str, *, memory_bytes: int | None, cpu: float | None) -> RankCgroups:
-    """The groups of one attempt. Memory always has one: its counter tells kills by the whole machine's shortage too."""
+    """Return the groups of one attempt. Memory always has one: it also counts kills for a machine-wide shortage."""
     tasks: list[CgroupTask] = []
     memory_events = kill_file = freezer = None
     if cgroups.unified is not None:
@@ -88,14 +88,14 @@ def for_rank(cgroups: Cgroups, name: str, *, memory_bytes: int | None, cpu: floa
 
 
 def _quota(cpu: float) -> int:
-    """Microseconds per period, within what the kernel takes."""
+    """Return the microseconds per period, within the kernel's bounds."""
     return min(max(int(cpu * CPU_PERIOD_US), CPU_QUOTA_MIN_US), CPU_QUOTA_MAX_US)
 
 
 def find(
     is_ours: Callable[[int], bool], *, root: Path = ROOT, own: str | None = None, mounts: str | None = None
 ) -> Cgroups:
-    """Look at the machine, and make room for ranks where that is needed (version 2 allows processes in leaves only)."""
+    """Examine the machine, and make room for ranks where needed (version 2 allows processes in leaves only)."""
     try:
         own = Path("/proc/self/cgroup").read_text() if own is None else own
         mounts = Path("/proc/self/mounts").read_text() if mounts is None else mounts
@@ -118,7 +118,7 @@ def find(
 
 
 def _own_groups(text: str) -> Iterable[tuple[str, str]]:
-    """(controller, path) of /proc/self/cgroup; the unified hierarchy is called ''."""
+    """Yield (controller, path) of /proc/self/cgroup; the unified hierarchy is called ''."""
     for line in text.splitlines():
         _, controllers, path = line.split(":", 2)
         for controller in controllers.split(","):
@@ -126,7 +126,7 @@ def _own_groups(text: str) -> Iterable[tuple[str, str]]:
 
 
 def _mounted(text: str, root: Path) -> Iterable[tuple[str, Path]]:
-    """(controller, mount point) of /proc/self/mounts, for those below `root`."""
+    """Yield (controller, mount point) of /proc/self/mounts, for those below `root`."""
     for line in text.splitlines():
         _, point, kind, options, *_ = line.split(" ")
         if not Path(point).is_relative_to(root):
@@ -139,7 +139,7 @@ def _mounted(text: str, root: Path) -> Iterable[tuple[str, Path]]:
 
 
 def _usable(places: Mapping[str, Path], mine: Mapping[str, str], kind: str) -> Path | None:
-    """Our own group in that hierarchy if we may make groups in it."""
+    """Return the group of this process in that hierarchy if groups can be made in it."""
     if kind not in places or kind not in mine:
         return None
     own = places[kind] / mine[kind].lstrip("/")
@@ -149,7 +149,7 @@ def _usable(places: Mapping[str, Path], mine: Mapping[str, str], kind: str) -> P
 
 
 def _may_make_groups(directory: Path) -> bool:
-    """True if a group made there can hold processes; below a threaded one it cannot."""
+    """Return True if a group made there can contain processes; below a threaded group it cannot."""
     probe = directory / f"basilica-probe-{os.getpid()}"
     kind = probe / "cgroup.type"
     try:
@@ -164,19 +164,19 @@ def _may_make_groups(directory: Path) -> bool:
 def _unified(
     places: Mapping[str, Path], mine: Mapping[str, str], is_ours: Callable[[int], bool]
 ) -> tuple[Path | None, frozenset[str], str]:
-    """Where to make groups in the unified hierarchy, what they can limit, and why not more.
+    """Return where to make groups in the unified hierarchy, the controllers they get, and the problem with the rest.
 
-    Best is our own group. Where others live in it, groups beside it will do, if we may make any there.
+    The group of this process is best. Where it has foreign processes, groups beside it serve, if they can be made.
     """
     own = _usable(places, mine, "")
     if own is None:
         return None, frozenset(), f"no control group of this process may be divided; try: {DELEGATE}"
-    if own.name == LEAF:  # a server before us made room here
+    if own.name == LEAF:  # an earlier server made room here
         own = own.parent
     offered = set((own / "cgroup.controllers").read_text().split()) & {"memory", "cpu"}
     if not offered:
         return own, frozenset(), f"the memory controller is not delegated to this process; try: {DELEGATE}"
-    # Not even tried where processes live: the kernel would allow cpu alone and make the group's children useless.
+    # Not tried in a group with processes: the kernel would allow cpu alone and make the group's children useless.
     enabled: frozenset[str] = frozenset()
     if offered <= _enabled(own) or _is_free(own) or _move_into_leaf(own, is_ours):
         enabled = _enable(own, offered)
@@ -188,15 +188,15 @@ def _unified(
 
 
 def _is_free(group: Path) -> bool:
-    """It may be divided: no process is in it, or it is the root, where that does not matter."""
+    """Return True if the group may be divided: it has no process, or is the root, where processes do not matter."""
     return not (group / "cgroup.type").exists() or not (group / "cgroup.procs").read_text().split()
 
 
 def _enable(group: Path, controllers: set[str]) -> frozenset[str]:
-    """Have children of the group limited by these controllers; returns those for which that is so."""
+    """Enable these controllers for children of the group; return those that are enabled."""
     missing = controllers - _enabled(group)
     if missing:
-        with suppress(OSError):  # what came of it is read below
+        with suppress(OSError):  # the outcome is read below
             (group / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in sorted(missing)))
     return frozenset(_enabled(group) & controllers)
 
@@ -206,7 +206,7 @@ def _enabled(group: Path) -> set[str]:
 
 
 def _move_into_leaf(group: Path, is_ours: Callable[[int], bool]) -> bool:
-    """Make room in our own group by moving its processes one level down, if they are all ours."""
+    """Make room in the group by moving its processes one level down, if all of them are ours."""
     pids = [int(pid) for pid in (group / "cgroup.procs").read_text().split()]
     if not all(is_ours(pid) for pid in pids):
         return False
@@ -221,7 +221,7 @@ def _move_into_leaf(group: Path, is_ours: Callable[[int], bool]) -> bool:
 
 
 def _home(unified: Path, before: Path) -> Path:
-    """The group that this process is in now: the leaf that it moved to, or the one that it was in before."""
+    """Return the current group of this process: the leaf that it moved to, or its earlier group."""
     for group in (unified / LEAF, before):
         with suppress(OSError):
             if str(os.getpid()) in (group / "cgroup.procs").read_text().split():
@@ -230,7 +230,7 @@ def _home(unified: Path, before: Path) -> Path:
 
 
 def _has_kill(group: Path) -> bool:
-    """cgroup.kill came with Linux 5.14; the root group has none, its children do."""
+    """Return whether child groups have cgroup.kill (Linux 5.14); the root group itself has none, its children do."""
     probe = group / f"basilica-probe-{os.getpid()}"
     try:
         probe.mkdir()

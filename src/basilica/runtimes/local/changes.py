@@ -1,4 +1,4 @@
-"""Saying that something about a run has changed: to the controller, and to those who wait for it here."""
+"""Notifications that a run has changed: to the controller, and to the readers that wait in this process."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -6,14 +6,14 @@ from contextlib import contextmanager
 
 
 class Readers:
-    """Those who wait for news of a run, each with an event of its own."""
+    """The readers that wait for changes of a run, each with an event of its own."""
 
     def __init__(self) -> None:
         self._events: dict[str, set[asyncio.Event]] = {}
 
     @contextmanager
     def reading(self, instance: str) -> Iterator[asyncio.Event]:
-        """The event is set at each piece of news, and cleared by its reader."""
+        """Yield an event that is set at each change, and cleared by its reader."""
         news = asyncio.Event()
         events = self._events.setdefault(instance, set())
         events.add(news)
@@ -30,7 +30,7 @@ class Readers:
 
 
 class Changes:
-    """Open while the runtime runs: before and after that, nobody is woken and nothing new begins."""
+    """Notifies of changes while the runtime runs: before and after, no one is woken and no new work begins."""
 
     def __init__(self) -> None:
         self.readers = Readers()
@@ -41,7 +41,7 @@ class Changes:
         return self._wake is not None
 
     def open(self, wake: Callable[[str], None]) -> None:
-        """From now on `wake` is called with each run that the controller should look at."""
+        """Start to call `wake` with each run that the controller should observe."""
         self._wake = wake
 
     def close(self) -> None:
@@ -52,6 +52,6 @@ class Changes:
         self.wake(instance)
 
     def wake(self, instance: str) -> None:
-        """The controller alone."""
+        """Wake the controller alone."""
         if self._wake is not None:
             self._wake(instance)

@@ -6,16 +6,16 @@ from basilica.core import environment as env
 from basilica.core.commands import expanded
 from basilica.core.spec import DeploymentSpec, Exec, Shell
 
-# What a program needs of the machine it runs on. Nothing else of the server's environment reaches a rank: the rest may
-# hold the server's secrets.
+# Variables that a program needs of its machine. No other variable of the server's environment reaches a rank: the rest
+# may contain the server's secrets.
 INHERITED = frozenset({
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR",
     "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
     "VIRTUAL_ENV", "CONDA_PREFIX", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "HF_HOME", "TORCH_HOME",
 })  # fmt: skip
 
-# The published client ships a function as a script that writes it to this file. That is a rank's own in a container; on
-# one machine all ranks of all runs would overwrite it under each other, so here it stands for a file of the rank.
+# The published client ships a function as a script that writes it to this file. In a container each rank has its own;
+# on one machine all ranks of all runs would overwrite it, so a file of the rank replaces it here.
 SHIPPED_SOURCE = "/tmp/__basilica_source.py"
 OWN_SOURCE = f'"${env.CHECKPOINT_DIR}/../results/${env.RANK}.source.py"'
 
@@ -29,9 +29,9 @@ def command_line(spec: DeploymentSpec) -> list[str]:
 
 
 def own_command_line(spec: DeploymentSpec, environment: Mapping[str, str]) -> list[str] | None:
-    """The command line with the rank's own values in it; None if there is no place for any.
+    """Return the command line with the rank's own values in it; None if it has no place for any.
 
-    A name without a value stays as it is, and so does a secret's: others can see command lines.
+    A name without a value stays as it is, and so does a secret's: other users can see command lines.
     """
 
     match spec.program:
@@ -42,5 +42,5 @@ def own_command_line(spec: DeploymentSpec, environment: Mapping[str, str]) -> li
 
 
 def machine_environment(server: Mapping[str, str]) -> dict[str, str]:
-    """The part of the server's environment that ranks inherit."""
+    """Return the part of the server's environment that ranks inherit."""
     return {name: value for name, value in server.items() if name in INHERITED}

@@ -1,7 +1,7 @@
-"""Commands beside ranks: their output as it comes, their exit code, and an end for all that they started.
+"""Commands beside ranks: their output as it is written, their exit code, and the end of all their processes.
 
-Each has an attendant, a process that ends it as soon as it does not hear from us any more, however we ended. What is
-left if somebody kills the attendant too is found by its environment, when the run is removed or a server starts.
+Each command has an attendant, a process that ends it once the server's pipe closes, however the server ended. Processes
+that survive a killed attendant are found by their environment, when the run is removed or a server starts.
 """
 
 import asyncio
@@ -40,14 +40,14 @@ class Commands:
     """The commands beside the ranks of all runs."""
 
     def __init__(self, layout: Layout, *, python: str, spawn: Spawn) -> None:
-        """`spawn` runs what is left to do after a reader has gone."""
+        """`spawn` runs the cleanup after a reader has gone."""
         self._layout, self._python, self._spawn = layout, python, spawn
         self._live: dict[tuple[str, int], set[asyncio.Event]] = {}
 
     async def execute(self, instance: str, rank: int, task: CommandTask) -> AsyncGenerator[Output | Exited, None]:
-        """Run a command. Closing the generator ends it."""
+        """Run a command and yield its output. Closing the generator ends the command."""
         yield Output("stdout", "")
-        with suppress(OSError):  # a full disk: then a server that starts finds what is left
+        with suppress(OSError):  # a full disk: the next server to start then finds the leftovers
             self._layout.commands(instance).touch()
         stopped, token = asyncio.Event(), secrets.token_hex(16)
         message = json.dumps({**task, "env": {**task["env"], env.COMMAND_MARK: token}}).encode()
@@ -102,12 +102,12 @@ class Commands:
             del self._live[instance, rank]
 
     def end(self, instance: str, rank: int) -> None:
-        """End what runs beside a rank."""
+        """End the commands beside a rank."""
         for stopped in self._live.get((instance, rank), ()):
             stopped.set()
 
     async def end_all(self, instance: str) -> None:
-        """End what runs beside the ranks of a run, also what an earlier server has left."""
+        """End the commands beside the ranks of a run, including those that an earlier server left."""
         for known, rank in tuple(self._live):
             if known == instance:
                 self.end(instance, rank)
@@ -116,14 +116,14 @@ class Commands:
             await _kill_commands(lambda environment: directory in environment)
 
     async def end_leftovers(self) -> None:
-        """End the commands of an earlier server that was killed, if their attendants were, too."""
+        """End the commands of an earlier server that was killed along with their attendants."""
         directory = os.fsencode(f"{_DIRECTORY}{self._layout.runs}/")
         await _kill_commands(lambda environment: any(each.startswith(directory) for each in environment))
 
 
 async def _started(starting: "asyncio.Future[asyncio.subprocess.Process]") -> asyncio.subprocess.Process:
     try:
-        return await asyncio.shield(starting)  # cancelled by itself, it would leave a process
+        return await asyncio.shield(starting)  # a cancelled start would leave a process behind
     except OSError as error:
         raise RuntimeUnavailable(f"cannot start a process for the command: {error.strerror}") from error
 
@@ -148,7 +148,7 @@ async def _hang_up_when(stopped: asyncio.Event, process: asyncio.subprocess.Proc
 
 
 async def _end_with_attendant(pid: int, token: str) -> None:
-    """Once the attendant has ended, end what it may have left, having been killed: that keeps the output open."""
+    """Once the attendant has ended, kill the processes that a killed one leaves: they keep the output open."""
     gone = asyncio.Event()
     with suppress(ProcessLookupError), closing(Watch(pid, None, gone.set)):
         await gone.wait()
@@ -156,13 +156,13 @@ async def _end_with_attendant(pid: int, token: str) -> None:
 
 
 def _hang_up(process: asyncio.subprocess.Process) -> None:
-    """Have the attendant end the command: it notices that nobody is there any more."""
+    """Have the attendant end the command by closing the pipe that it watches."""
     assert process.stdin is not None
     process.stdin.close()
 
 
 async def _finish(starting: "asyncio.Future[asyncio.subprocess.Process]", token: str) -> None:
-    """See to the end of a command that nobody reads from any more."""
+    """End a command whose output is no longer read."""
     try:
         process = await starting
     except OSError:
@@ -184,7 +184,7 @@ async def _kill_marked(token: str) -> None:
 
 
 async def _kill_commands(fits: Callable[[set[bytes]], bool]) -> None:
-    """Kill the processes of commands with such an environment, until there are none."""
+    """Kill the commands' processes whose environment fits until none is left, or give up after `END_WITHIN_S`."""
 
     def is_meant(environment: set[bytes]) -> bool:
         return any(each.startswith(_MARKED) for each in environment) and fits(environment)

@@ -1,7 +1,7 @@
-"""The lines of one rank over all its attempts: the last ones, and as they come.
+"""The log lines of one rank over all its attempts: the last lines, and new lines as they are written.
 
-Chunks are of bounded size, and the next is read when the last was taken: a slow reader costs no memory. Logs are read
-by the threads of a pool, never by the event loop.
+Chunks are of bounded size, and the next is read once the last was consumed: a slow reader costs no memory. The threads
+of a pool read the logs, never the event loop.
 """
 
 import asyncio
@@ -29,13 +29,13 @@ from basilica.runtimes.local.logs import (
 
 
 def tail_rank(layout: Layout, instance: str, rank: int, lines: int | None) -> LogChunk:
-    """The last lines in one piece; `lines` None: all that is kept."""
+    """Return the last lines in one chunk; `lines` None: all lines that are kept."""
     wanted = LINES_ALL if lines is None else lines
     collected: tuple[str, ...] = ()
     cursor: Cursor | None = None
     for attempt in reversed(layout.attempts(instance, rank)):
         key = Key(instance, rank, attempt)
-        ended = _has_ended(layout, key)  # asked before reading: what is read then is all there will be
+        ended = _has_ended(layout, key)  # checked before reading: the lines read after an end are complete
         try:
             tail = read_tail(layout.log(key), wanted - len(collected), ended=ended)
         except UnusableFile as error:
@@ -50,7 +50,7 @@ def tail_rank(layout: Layout, instance: str, rank: int, lines: int | None) -> Lo
 async def read_rank(
     layout: Layout, instance: str, rank: int, lines: int | None, *, pool: Pool
 ) -> AsyncGenerator[LogChunk, None]:
-    """The last lines in chunks, oldest first; what is written after the call has begun may be missing."""
+    """Yield the last lines in chunks, oldest first; lines written after the call has begun may be missing."""
     begin, last = await pool.run(_find_last, layout, instance, rank, lines)
     at: Cursor | None = begin
     while at is not None and at < last:
@@ -61,12 +61,12 @@ async def read_rank(
 
 
 def tail_cursor(layout: Layout, instance: str, rank: int, lines: int) -> str:
-    """The cursor before the last lines: they are counted, not kept."""
+    """Return the cursor before the last lines, which are counted, not kept in memory."""
     return str(_find_last(layout, instance, rank, lines)[0])
 
 
 def _find_last(layout: Layout, instance: str, rank: int, lines: int | None) -> tuple[Cursor, Cursor]:
-    """Where the last lines begin and where they end."""
+    """Return the cursors at the beginning and the end of the last lines."""
     left = LINES_ALL if lines is None else lines
     begin: Cursor | None = None
     last: Cursor | None = None
@@ -86,7 +86,7 @@ def _find_last(layout: Layout, instance: str, rank: int, lines: int | None) -> t
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """The next lines and the place behind them; without lines, the beginning of the next attempt if there is one."""
+    """The next lines and the cursor behind them; without lines, `later` is the start of the next attempt, if any."""
 
     lines: tuple[str, ...]
     at: Cursor
@@ -98,7 +98,7 @@ class _Step:
 def _read(layout: Layout, instance: str, rank: int, at: Cursor) -> _Step:
     key = Key(instance, rank, at.attempt)
     ended = _has_ended(layout, key)
-    if at.offset == OFFSET_MAX:  # it cannot be read, which was said
+    if at.offset == OFFSET_MAX:  # the log is unusable, and the placeholder was given out
         found, exists = Lines((), OFFSET_MAX), True
     else:
         try:
@@ -113,7 +113,7 @@ def _read(layout: Layout, instance: str, rank: int, at: Cursor) -> _Step:
 
 
 def _has_ended(layout: Layout, key: Key) -> bool:
-    """False also where the record cannot be read: then more may come."""
+    """Return whether the attempt has ended; False also for an unreadable record, since more lines may come."""
     try:
         return has_ended(layout, key)
     except (OSError, ValueError):
@@ -130,9 +130,9 @@ async def follow_rank(
     changed: asyncio.Event,
     pool: Pool,
 ) -> AsyncGenerator[LogChunk, None]:
-    """Lines from the cursor as they come. `changed` is set when ranks of the run start or end."""
+    """Yield lines from the cursor on as they are written. `changed` is set when ranks of the run start or end."""
     at = Cursor() if cursor is None else Cursor.parse(cursor)
-    watched: tuple[int, Callable[[], None]] | None = None  # the attempt whose log is watched, and how to end that
+    watched: tuple[int, Callable[[], None]] | None = None  # the attempt whose log is watched, and its unwatch call
     try:
         while True:
             changed.clear()
@@ -149,7 +149,7 @@ async def follow_rank(
                     watched[1]()
                 log = layout.log(Key(instance, rank, at.attempt))
                 watched = (at.attempt, files.watch(log, changed.set))
-                continue  # what was written before it was watched
+                continue  # read the lines written before the watch began
             yield LogChunk(rank, (), str(at))
             await changed.wait()
     finally:

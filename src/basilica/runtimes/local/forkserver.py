@@ -1,4 +1,4 @@
-"""The control plane's end of the fork server: kept warm, and replaced when it dies. Supervisors do not depend on it."""
+"""The client of the fork server, which it keeps warm and replaces on death. Supervisors do not depend on it."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ EXIT_WITHIN_S = 5.0
 
 
 class ForkServer:
-    """`descriptors` is the soft limit of open files that ranks get."""
+    """Starts ranks through the fork server. `descriptors` is the soft limit of open files that ranks get."""
 
     def __init__(self, *, python: str, complaints: Path, descriptors: int) -> None:
         self._descriptors = descriptors
@@ -40,7 +40,7 @@ class ForkServer:
             await self._let_go()
 
     async def start_ranks(self, request: StartRequest) -> StartReply:
-        """Have ranks started. A request whose answer was lost is sent again: claims keep ranks from starting twice."""
+        """Start ranks. A request whose answer was lost is sent again: claims keep ranks from starting twice."""
         body = json.dumps(request).encode()
         message = len(body).to_bytes(8, "big") + body
         async with self._turn:
@@ -51,7 +51,7 @@ class ForkServer:
                 except (ConnectionError, EOFError, TimeoutError):
                     await self._let_go()
                 except BaseException:
-                    await asyncio.shield(self._let_go())  # half a message may be on its way: start afresh
+                    await asyncio.shield(self._let_go())  # half a message may be in the socket: start afresh
                     raise
         raise RuntimeUnavailable(f"the fork server does not answer; see {self._complaints}")
 
@@ -83,7 +83,7 @@ class ForkServer:
                     stdout=subprocess.DEVNULL,
                     stderr=complaints,
                     env={name: value for name, value in os.environ.items() if name == "LD_LIBRARY_PATH"},
-                    start_new_session=True,  # a Ctrl-C at the server's terminal is not for us
+                    start_new_session=True,  # a Ctrl-C at the server's terminal must not reach it
                 )
         except OSError as error:
             ours.close()
@@ -93,7 +93,7 @@ class ForkServer:
         return ours
 
     async def _let_go(self) -> None:
-        """Close our end, which makes it exit, and take its exit status so that no zombie stays."""
+        """Close the socket, which makes the fork server exit, and reap it so that no zombie stays."""
         if self._control is not None:
             self._control.close()
             self._control = None

@@ -1,4 +1,4 @@
-"""The line in front of the GPUs: who holds which, who waits, and whose turn it is."""
+"""The GPU queue: which attempts have which GPUs, which wait, and whose turn it is."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Turn:
 
 
 class GpuLine:
-    """`moved` is called when those who wait may move up: somebody gave GPUs back, or waits no more."""
+    """The queue. `moved` is called when waiting attempts may advance: GPUs were freed, or an attempt left."""
 
     def __init__(self, inventory: GpuInventory) -> None:
         self.inventory = inventory
@@ -31,12 +31,12 @@ class GpuLine:
         self._waiting[run.instance] = (run, before | dict(launches))
 
     def leave(self, key: Key) -> None:
-        """Stop waiting, if it does."""
+        """Remove the attempt from the queue, if it waits."""
         if self._leave(key):
             self.moved()
 
     def _leave(self, key: Key) -> bool:
-        """False if it did not wait."""
+        """Remove the attempt from the queue; return False if it did not wait."""
         run, launches = self._waiting.get(key.instance, (None, {}))
         if run is None or key not in launches:
             return False
@@ -50,12 +50,12 @@ class GpuLine:
             self._held[key] = uuids
 
     def free(self, key: Key) -> None:
-        """Give back what it holds, if any."""
+        """Free the attempt's GPUs, if it has any."""
         if self._held.pop(key, None) is not None:
             self.moved()
 
     def serve(self) -> tuple[list[Turn], dict[Key, str]]:
-        """Give out what is free. Returns who may start, and for everybody who still waits what to say about it."""
+        """Grant the free GPUs. Return the launches that may start, and a note for each attempt that still waits."""
         queue = [Waiting(run=run, keys=tuple(launches)) for run, launches in self._waiting.values()]
         allocation = allocate(self.inventory, self._held, queue)
         self._held |= allocation.granted

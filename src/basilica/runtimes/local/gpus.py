@@ -1,4 +1,4 @@
-"""The machine's GPUs and who gets them: never one twice, first come first served, a gang whole or not at all."""
+"""The machine's GPUs and their allocation: never one twice, first come first served, a gang whole or not at all."""
 
 import asyncio
 import os
@@ -29,7 +29,7 @@ class GpuInventory:
         return [gpu for gpu in self.gpus if _fits(gpu, wish)]
 
     def visible(self, uuids: Collection[str]) -> str:
-        """The value of CUDA_VISIBLE_DEVICES; indexes, since older frameworks do not read uuids."""
+        """Return the value of CUDA_VISIBLE_DEVICES; indexes, since older frameworks do not read uuids."""
         return ",".join(str(gpu.index) for gpu in self.gpus if gpu.uuid in uuids)
 
 
@@ -50,7 +50,7 @@ def parse_inventory(csv: str) -> GpuInventory:
 
 
 async def ask_nvidia_smi() -> GpuInventory:
-    """The machine's GPUs; none where there is no driver, or one that does not answer sensibly."""
+    """Return the machine's GPUs; none where there is no driver, or its answer is unusable."""
     try:
         process = await asyncio.create_subprocess_exec(
             *QUERY, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
@@ -85,23 +85,23 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """One round of giving out: who got which GPUs, and what to tell the others."""
+    """The outcome of one round: the GPUs that each attempt got, and the notes for those that still wait."""
 
     granted: Mapping[Key, tuple[str, ...]] = field(default_factory=dict)
     notes: Mapping[Key, str] = field(default_factory=dict)
 
 
 def runs_on_cpu(inventory: GpuInventory, wish: Gpus) -> bool:
-    """True where GPUs were asked for, none in particular, and the machine has none at all."""
+    """Return True if a run asks for any GPUs, not for particular ones, and the machine has none."""
     return wish.count > 0 and not wish.demanding and not inventory.gpus
 
 
 def allocate(inventory: GpuInventory, held: Mapping[Key, Collection[str]], queue: Sequence[Waiting]) -> Allocation:
-    """Give free GPUs to the runs in line, oldest first.
+    """Grant free GPUs to the queued runs, oldest first.
 
-    A run gets some only if at least its `min` ranks then have theirs: half a gang would sit on GPUs and wait. Nobody
-    overtakes: what a waiting run could use is kept from those behind it. Who asks for what this machine never has
-    keeps nothing from anybody.
+    A run gets GPUs only if at least its `min` ranks then have theirs: half a gang would occupy GPUs and wait. No run
+    overtakes: GPUs that a waiting run could use are kept from the runs behind it. A run that asks for GPUs that this
+    machine never has blocks no other run.
     """
     taken = {uuid for uuids in held.values() for uuid in uuids}
     free = [gpu for gpu in inventory.gpus if gpu.uuid not in taken]
@@ -136,14 +136,14 @@ def allocate(inventory: GpuInventory, held: Mapping[Key, Collection[str]], queue
 
 
 def _held_by(held: Mapping[Key, Collection[str]], gpus: Sequence[Gpu]) -> str:
-    """The runs in whose hands those GPUs are."""
+    """Name the runs that occupy those GPUs."""
     wanted = {gpu.uuid for gpu in gpus}
     runs = sorted({key.instance for key, uuids in held.items() if not wanted.isdisjoint(uuids)})
     return f" held by {', '.join(runs)}" if runs else ""
 
 
 def _impossible(inventory: GpuInventory, waiting: Waiting) -> str | None:
-    """Why this machine will never do, if it will not."""
+    """Return why this machine can never satisfy the run; None if it can."""
     wish, world = waiting.wish, waiting.run.spec.world
     matching = len(inventory.matching(wish))
     if matching >= wish.count * world.min:

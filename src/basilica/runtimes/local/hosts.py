@@ -12,12 +12,12 @@ from basilica.core.world import WorldSize
 from basilica.rendezvous.pairs import PairReports
 
 LOOPBACK = "127.0.0.1"
-MESH_LIMIT_S = 30.0  # below the minute for which ranks wait at the gate, so that they hear of it
+MESH_LIMIT_S = 30.0  # below the minute that ranks wait at the gate, so that they receive the verdict
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """`enter` is what stands before a command so that it runs there. `address`: how the other hosts reach it."""
+    """A host of ranks. `enter` is the command prefix that runs a command there; other hosts reach it at `address`."""
 
     name: str
     address: str = LOOPBACK
@@ -32,7 +32,7 @@ class _Watched:
 
 
 class Hosts:
-    """Rank r runs on host r modulo their number. Several hosts are watched for whether they reach each other."""
+    """The hosts of all runs: rank r runs on host r modulo their number. Several hosts are checked for reachability."""
 
     def __init__(self, hosts: Sequence[Host], *, python: str, limit_seconds: float = MESH_LIMIT_S) -> None:
         self._hosts, self._python, self._limit = tuple(hosts), python, limit_seconds
@@ -45,7 +45,7 @@ class Hosts:
         return self._hosts[:size]
 
     def mesh(self, instance: str, world: WorldSize) -> SeenMesh:
-        """What is known of the network between the hosts of a run of that size."""
+        """Return the state of the network between the hosts of a run of that size."""
         names = tuple(host.name for host in self._of_world(world.target))
         watched = self._watched.get(instance)
         reports = watched.reports if watched is not None else PairReports("", lambda: None)
@@ -54,7 +54,7 @@ class Hosts:
         return SeenMesh(hosts=names, failing=failing, limit_seconds=self._limit, enough=enough)
 
     def watch(self, instance: str, size: int, endpoint: str, wake: Callable[[str], None]) -> None:
-        """Have each host of the run tell which others it reaches. One host has nothing to tell."""
+        """Have each host of the run report the other hosts that it reaches. A single host reports nothing."""
         hosts = self._of_world(size)
         if len(hosts) == 1:
             return
@@ -68,7 +68,7 @@ class Hosts:
                 watched.agents[host] = self._start_agent(host, endpoint)
 
     def _start_agent(self, host: Host, endpoint: str) -> subprocess.Popen[bytes]:
-        """It takes over from one that an earlier server left, and ends with the run's rendezvous."""
+        """Start an agent, which replaces the one of an earlier server, and ends with the run's rendezvous."""
         command = [*host.enter, self._python, "-P", "-m", "basilica.rank.reachability", "--node", host.name]
         return subprocess.Popen(
             [*command, "--address", host.address, "--endpoint", endpoint],
@@ -80,7 +80,7 @@ class Hosts:
         )
 
     async def forget(self, instance: str) -> None:
-        """The run is over, or this server is."""
+        """Stop the agents of a run that is over, or of a server that closes."""
         watched = self._watched.pop(instance, None)
         if watched is None:
             return

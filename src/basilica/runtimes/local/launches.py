@@ -1,7 +1,7 @@
-"""Having ranks started: at once, or when it is their turn in the line in front of the GPUs.
+"""Launches of ranks: at once, or when their turn in the GPU queue comes.
 
-A shortage that passes (no more processes, memory or room) is no failure of a rank: it is tried again, after longer and
-longer pauses, and meanwhile the attempt is seen as queued, with the reason.
+A passing shortage (of processes, memory or disk space) is no failure of a rank: the start is retried after growing
+pauses, and meanwhile the attempt is seen as queued, with the reason.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ LONGEST_PAUSE_S = 30.0
 
 @dataclass(slots=True, kw_only=True)
 class Launching:
-    """Nobody is served before `line_opens_at`, a time of the event loop."""
+    """Starts ranks and retries starts. The GPU queue is not served before `line_opens_at`, an event loop time."""
 
     starting: Starting
     fork_server: ForkServer
@@ -45,13 +45,13 @@ class Launching:
     background: Background
     pool: Pool
     line_opens_at: float = 0.0
-    _pauses: dict[Key, float] = field(default_factory=dict)  # how long those waited last that cannot be started now
+    _pauses: dict[Key, float] = field(default_factory=dict)  # the last pause of each attempt that is retried
 
     def __post_init__(self) -> None:
         self.line.moved = self._serve_soon
 
     async def launch(self, run: Run, launches: Sequence[Launch]) -> None:
-        """Start those that are not there yet, or have them wait."""
+        """Start the launches whose attempts do not exist yet, or enqueue them for GPUs."""
         attempts = self.table.of(run.instance)
         wanted = {_key(run, launch): launch for launch in launches}
         fresh = {key: wanted[key] for key in startable(attempts, wanted)}
@@ -70,7 +70,7 @@ class Launching:
         self.background.spawn(self._serve())
 
     async def _serve(self, instance: str | None = None) -> None:
-        """Start those whose turn it is; those of `instance` before this returns."""
+        """Start the launches whose turn has come; those of `instance` before this returns."""
         loop = asyncio.get_running_loop()
         if not self.changes.is_open:
             return
@@ -113,7 +113,7 @@ class Launching:
             self.postpone(run, left, problem or "the fork server does not say why")
 
     def postpone(self, run: Run, granted: Mapping[Launch, tuple[str, ...]], problem: str) -> None:
-        """Try again after a while to start those; they keep the GPUs that they were given."""
+        """Retry these launches after a pause; they keep their GPUs."""
         keys = [_key(run, launch) for launch in granted]
         pause = max(self._pauses.get(key, FIRST_PAUSE_S / 2) for key in keys) * 2
         pause = min(pause, LONGEST_PAUSE_S)
@@ -128,7 +128,7 @@ class Launching:
         asyncio.get_running_loop().call_later(pause, self._try_again, run, dict(granted), waiting)
 
     def _try_again(self, run: Run, granted: Mapping[Launch, tuple[str, ...]], waiting: Mapping[Key, Attempt]) -> None:
-        """Those that wait no more were stopped meanwhile, or their run was removed."""
+        """Start the launches that still wait; the others were stopped meanwhile, or their run was removed."""
         keys = {launch: _key(run, launch) for launch in granted}
         left = {
             launch: uuids
@@ -141,7 +141,7 @@ class Launching:
             self.background.spawn(self._start(run, left))
 
     def _is(self, key: Key, attempt: Attempt, sight: Sight) -> bool:
-        """False if it was stopped meanwhile, or if its run was removed."""
+        """Return False if the attempt was stopped meanwhile, or its run was removed."""
         return self.table.find(key) is attempt and attempt.sight is sight
 
 
@@ -150,7 +150,7 @@ def _key(run: Run, launch: Launch) -> Key:
 
 
 def startable(attempts: Mapping[Key, Attempt], wanted: Iterable[Key]) -> list[Key]:
-    """Those that are not there yet, with no newer attempt of their rank there, and none that has not ended."""
+    """Return the attempts that do not exist yet, whose rank has no newer attempt and none that has not ended."""
     newest: dict[int, int] = {}
     busy: set[int] = set()
     for key, attempt in attempts.items():

@@ -1,4 +1,4 @@
-"""Ending what is left of a run without a control plane: by its supervisors where there are any, else by its marks."""
+"""The end of a run's leftovers without a control plane: by its supervisors where they live, else by its marks."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ LOOK_AGAIN_S = 0.02
 
 
 async def end_run(layout: Layout, instance: str, grace: float = GRACE_S) -> int:
-    """Returns how many processes there were, once none is left; ranks have some seconds to end by themselves."""
+    """End all processes of the run and return their number; ranks have some seconds to end by themselves."""
     marks = {f"{env.CHECKPOINT_DIR}={layout.checkpoints(instance)}".encode()}
     before = len(with_environment(marks))
     deadline = time.monotonic() + grace
@@ -37,7 +37,7 @@ async def end_run(layout: Layout, instance: str, grace: float = GRACE_S) -> int:
 
 
 def _ask_to_stop(layout: Layout, instance: str, grace: float) -> list[int]:
-    """The supervisors that are still there, each asked to stop."""
+    """Ask each live supervisor to stop, and return their pids."""
     found = []
     for key, record in read_records(layout, instance).items():
         pid = _supervisor(layout, key, record)
@@ -51,7 +51,7 @@ def _ask_to_stop(layout: Layout, instance: str, grace: float) -> list[int]:
                 os.kill(pid, number)
         except OSError:
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGUSR1)  # no room for the file
+                os.kill(pid, signal.SIGUSR1)  # no room for the stop file
     return found
 
 
@@ -65,7 +65,7 @@ def _supervisor(layout: Layout, key: Key, record: Record | None) -> int | None:
 
 
 def _record_ends(layout: Layout, instance: str) -> None:
-    """Attempts that nobody recorded the end of: nobody knows it."""
+    """Record an unknown end for each attempt without one."""
     for key, record in read_records(layout, instance).items():
         if record is not None and record.exit is None:
             unknown = Exit(exit_code=None, reason=UNKNOWN, finished_at=steady_now(), stopped=True)

@@ -18,10 +18,10 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 class LogLimit:
-    """Keeps the log's use of the disk bounded by giving the old part's blocks back; offsets stay what they were.
+    """Bounds the log's disk space by freeing the blocks of its old part; offsets do not change.
 
-    The kernel tells of the next write with a signal (dnotify: one shot, no inotify instance of which users have few),
-    and it is told again a second later at the earliest. So a silent rank costs nothing.
+    The kernel signals the next write (dnotify: one shot, and no inotify instance, of which users have few), and is
+    armed again a second later at the earliest. So a silent rank costs nothing.
     """
 
     def __init__(self, log: int, directory: int, limit: int) -> None:
@@ -43,7 +43,7 @@ class LogLimit:
 
     def trim(self) -> None:
         self.looked_at, self.look_at = time.monotonic(), NEVER
-        self.arm()  # before the look: what is written after it is told of
+        self.arm()  # before the size is read: later writes are then signalled
         size = os.fstat(self.log).st_size
         if size < self.freed:
             self.freed = 0  # the program truncated its own output

@@ -1,8 +1,8 @@
-"""Reading the log files of a rank: the end of them, and on from a place. The supervisor frees their old parts.
+"""Readers of a rank's log files: of their end, and from a cursor on. The supervisor frees their old parts.
 
-A place is `attempt:offset` in bytes. Offsets never shift: what was freed is a hole at the beginning of the file.
-What is read at once is bounded, however long lines and files are. A rank can put anything in the place of its log:
-that raises `UnusableFile`, and `placeholder` is what its readers are shown instead.
+A cursor is `attempt:offset` in bytes. Offsets never shift: a freed part is a hole at the beginning of the file. Each
+read is bounded, however long lines and files are. A rank can put anything in the place of its log: reading that raises
+`UnusableFile`, and readers are shown `placeholder` instead.
 """
 
 import errno
@@ -19,7 +19,7 @@ LINE_MAX = 1 << 20
 BATCH = 1 << 16
 BLOCK = 1 << 16
 LINES_ALL = 1 << 62
-LOOKED_BACK_MAX = 1 << 30  # more of a log is only there if its program made it so
+LOOKED_BACK_MAX = 1 << 30  # a log is longer only if its program made it so
 OFFSET_MAX = (1 << 63) - 1
 
 
@@ -48,7 +48,7 @@ class Lines:
 
 
 def read_on(log: str, offset: int, *, ended: bool) -> Lines:
-    """The next lines from `offset`, about `BATCH` bytes of them; none if there is no whole one.
+    """Return the next lines from `offset`, about `BATCH` bytes of them; none if no line is whole.
 
     The last line of an ended attempt is whole without a newline. A line longer than `LINE_MAX` comes in pieces.
     """
@@ -70,9 +70,9 @@ def read_on(log: str, offset: int, *, ended: bool) -> Lines:
 
 
 def read_tail(log: str, lines: int, *, ended: bool, at_most: int | None = None) -> Lines:
-    """The last lines, read from the end backwards, so that a large file costs no more than a small one.
+    """Return the last lines, read from the end backwards, so that a large file costs no more than a small one.
 
-    `at_most` bounds the bytes that are looked at; of a longer line only the end is given.
+    `at_most` bounds the bytes that are read; of a longer line only the end is returned.
     """
     with _opened(log) as fd:
         if fd is None:
@@ -100,7 +100,7 @@ def read_tail(log: str, lines: int, *, ended: bool, at_most: int | None = None) 
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """Where the last lines begin and end, and how many they are."""
+    """The offsets at which the last lines begin and end, and their number."""
 
     offset: int
     lines: int
@@ -108,7 +108,7 @@ class Tail:
 
 
 def find_tail(log: str, lines: int, *, ended: bool) -> Tail:
-    """Where the last lines are, by the rules of `read_tail`; nothing of what was looked at is kept."""
+    """Return the place of the last lines, by the rules of `read_tail`; the lines are not kept in memory."""
     with _opened(log) as fd:
         if fd is None:
             return Tail(0, 0)
@@ -134,7 +134,7 @@ def find_tail(log: str, lines: int, *, ended: bool) -> Tail:
 
 
 def placeholder(error: UnusableFile) -> str:
-    """What stands for output that cannot be read."""
+    """Return the line that is shown in place of unreadable output."""
     return f"<basilica: this output cannot be shown: {error}>"
 
 
@@ -148,7 +148,7 @@ def _opened(path: str) -> Iterator[int | None]:
 
 
 def _past_hole(fd: int, offset: int, size: int) -> int:
-    """The first whole line at or after `offset` that is still kept."""
+    """Return the offset of the first whole line at or after `offset` that is still kept."""
     if offset >= size:
         return offset
     try:
@@ -156,7 +156,7 @@ def _past_hole(fd: int, offset: int, size: int) -> int:
     except (OSError, AttributeError) as error:
         if isinstance(error, OSError) and error.errno == errno.ENXIO:
             return size
-        return offset  # a file system that knows no holes
+        return offset  # a file system without holes
     if data == offset:
         return offset
     position = data
@@ -187,7 +187,7 @@ def _pieces(line: bytes) -> Iterator[bytes]:
 
 
 def _cut(data: bytes, limit: int) -> int:
-    """Where to cut at the latest without dividing a character."""
+    """Return the last offset up to `limit` at which a cut divides no character."""
     for cut in range(limit, limit - 4, -1):
         if cut >= len(data) or data[cut] & 0xC0 != 0x80:
             return cut

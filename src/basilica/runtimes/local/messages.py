@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def read_message(fd: int) -> Any:
-    """The next message, or None at end of file; a message cut short by the sender's death is none."""
+    """Return the next message, or None at end of file or for a message cut short by the sender's death."""
     head = read_exactly(fd, 8)
     body = None if head is None else read_exactly(fd, int.from_bytes(head, "big"))
     return None if body is None else json.loads(body)
@@ -23,7 +23,7 @@ def read_exactly(fd: int, size: int) -> bytes | None:
     while size:
         try:
             part = os.read(fd, min(size, 1 << 20))
-        except ConnectionResetError:  # it died with an answer of ours unread
+        except ConnectionResetError:  # the peer died with our answer unread
             return None
         if not part:
             return None
@@ -35,6 +35,6 @@ def read_exactly(fd: int, size: int) -> bytes | None:
 def write_message(fd: int, message: object) -> None:
     body = json.dumps(message).encode()
     data = memoryview(len(body).to_bytes(8, "big") + body)
-    with suppress(BrokenPipeError):  # the control plane is gone; the next read says so
+    with suppress(BrokenPipeError):  # the control plane is gone; the next read returns None
         while data:
             data = data[os.write(fd, data) :]

@@ -1,4 +1,4 @@
-"""Ranks whose supervisor was killed: nobody learns their exit code, but they are stopped, cleaned up and recorded."""
+"""Ranks whose supervisor was killed: their exit code is lost, but they are stopped, cleaned up and recorded."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ from basilica.runtimes.rules import KILL_AGAIN_SECONDS
 
 
 async def bury_orphan(layout: Layout, key: Key, claim: Claim, pool: Pool, clock: SteadyClock) -> Exit:
-    """Kill what is left of an attempt whose supervisor and rank are gone. Nobody knows how it ended."""
+    """Kill the leftovers of an attempt whose supervisor and rank are gone, and return its end, without an exit code."""
     finished_at = clock.now()
     while await pool.run(kill_leftovers, layout, key, claim):
         await asyncio.sleep(KILL_AGAIN_SECONDS)
@@ -32,9 +32,9 @@ async def bury_orphan(layout: Layout, key: Key, claim: Claim, pool: Pool, clock:
 
 
 def kill_leftovers(layout: Layout, key: Key, claim: Claim) -> bool:
-    """SIGKILL to all that belongs to the attempt; True if there was something.
+    """Send SIGKILL to every process of the attempt; return True if there was one.
 
-    By what its supervisor has adopted, by cgroup, and by its environment.
+    The processes are found as the supervisor's descendants, by cgroup, and by their environment.
     """
     adopted = [pid for pid in descendants(claim.pid) if not _is_dead(pid)] if _lives(claim) else []
     kill(adopted)
@@ -50,23 +50,23 @@ def kill_leftovers(layout: Layout, key: Key, claim: Claim) -> bool:
 
 
 def is_tended(layout: Layout, key: Key) -> bool:
-    """True while something of an attempt runs of which no record tells: its supervisor, which locks the rank, or it."""
+    """Return True while an attempt without a record has a supervisor, which locks the rank, or other processes."""
     held = supervisor_of(str(layout.rank(key.instance, key.rank))) is not None
     return held or bool(_with_environment_of(layout, key))
 
 
 def terminate_strays(layout: Layout, key: Key) -> None:
-    """SIGTERM to the supervisor of an attempt of which only its processes are known; without one, to them."""
+    """Send SIGTERM to the supervisor above the processes of an attempt without a record; without one, to them."""
     strays = _with_environment_of(layout, key)
     above = {found for pid in strays if (found := _supervisor_of(pid)) is not None}
     for pid in above or strays:
         for number in (signal.SIGTERM, signal.SIGCONT):
-            with suppress(OSError):  # gone meanwhile
+            with suppress(OSError):  # the process has ended meanwhile
                 os.kill(pid, number)
 
 
 def _supervisor_of(pid: int) -> int | None:
-    """The nearest process above that bears a supervisor's name; None if there is none."""
+    """Return the nearest process, from this one upwards, with a supervisor's name; None if there is none."""
     with suppress(OSError, ValueError, IndexError):
         while pid > 1:
             head, _, rest = read_file(f"/proc/{pid}/stat").rpartition(b")")
@@ -81,7 +81,7 @@ def _lives(claim: Claim) -> bool:
 
 
 def _is_dead(pid: int) -> bool:
-    """A zombie is: its parent may be stopped, and never take its exit."""
+    """Return True also for a zombie: a suspended parent may never reap it."""
     return not lives(pid, start_time(pid))
 
 
@@ -93,9 +93,9 @@ def _members(cgroup: str) -> list[int]:
 
 
 def _with_environment_of(layout: Layout, key: Key) -> list[int]:
-    """Processes that were started with the environment of this attempt.
+    """Return the processes that were started with the environment of this attempt.
 
-    The directory tells them from those of another server on this machine, whatever its runs are called.
+    The directory sets them apart from those of another server on this machine, whatever its runs are called.
     """
     return with_environment(
         {

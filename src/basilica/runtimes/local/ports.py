@@ -12,8 +12,8 @@ BYTES_MAX = 1 << 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """`rendezvous` is 0 until the run has one. `user` and `name` are the run's: should its record be lost, this tells
-    whose it was."""
+    """The ports of a run. `rendezvous` is 0 until the run has one. `user` and `name` are the run's: they identify it
+    should its record be lost."""
 
     master: int
     rendezvous: int = 0
@@ -22,7 +22,7 @@ class Ports:
 
 
 def ports_of(path: Path) -> Ports:
-    """Read the run's ports; the one that is free to choose is picked now."""
+    """Return the run's ports; if none are stored, pick and store the master port."""
     try:
         return _parse(files.read(str(path), BYTES_MAX))
     except (
@@ -31,7 +31,7 @@ def ports_of(path: Path) -> Ports:
         TypeError,
         KeyError,
         AttributeError,
-    ):  # there are none yet, or a rank has put something else there
+    ):  # there are none yet, or a rank has replaced the file
         pass
     with socket.socket() as held:
         held.bind(("", 0))

@@ -1,6 +1,6 @@
-"""The files of one attempt, as its supervisor makes and keeps them: its record and its log.
+"""The files of one attempt, as its supervisor creates and keeps them: its record and its log.
 
-A rank can take them away or put something else in their place: neither hides how it ended.
+A rank can remove or replace them: neither hides the end of the attempt.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FORMAT = 1
 
 
 def create_record(path: str, lines: list[tuple[str, dict[str, Any]]]) -> int | None:
-    """Make the record of an attempt, whole and exclusively. Returns it open for appending; None: it was there."""
+    """Create the record of an attempt, whole and exclusively. Return it open for appending; None if it exists."""
     draft = f"{path}.{os.getpid()}"
     with suppress(FileNotFoundError):
         os.unlink(draft)
@@ -41,7 +41,7 @@ def create_record(path: str, lines: list[tuple[str, dict[str, Any]]]) -> int | N
 
 
 def in_place(record: int, directory: str, path: str) -> int:
-    """The record, open and under its name: whoever took that away, or put something else there, hides no exit."""
+    """Return the record, open and under its name, restored if a rank removed or replaced it: that hides no exit."""
     with suppress(OSError):
         if os.path.realpath(path) == path and os.path.samestat(os.lstat(path), os.fstat(record)):
             return record
@@ -62,7 +62,7 @@ def put_aside(path: str) -> None:
 
 
 def create_log(path: str) -> int:
-    """A file of our own; what an earlier attempt put in its place is not written to."""
+    """Create the log as a new file; a file that an earlier attempt put in its place is set aside, not written to."""
     try:
         return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | SAFELY, 0o600)
     except FileExistsError:
@@ -83,7 +83,7 @@ def append(record: int, what: str, fields: dict[str, Any]) -> None:
 
 
 def make_directory(path: str) -> bool:
-    """False if it was there already."""
+    """Make the directory; return False if it exists already."""
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:

@@ -1,7 +1,8 @@
-"""The record of an attempt, which outlives everybody: who runs it, since when, and how it ended.
+"""The record of an attempt, which outlives every process: its supervisor, its start and its end.
 
-Lines of JSON, each appended by one write. The first is there from the moment the file has its name, so to make the
-file is to claim the attempt. All fit into the file's first block: a full disk cannot keep the last from being written.
+A record is lines of JSON, each appended by one write. The file gets its name with the first line in it, so creating the
+file claims the attempt. All lines fit into the file's first block: a full disk cannot prevent the last from being
+written.
 """
 
 import json
@@ -20,7 +21,7 @@ STOP_BYTES_MAX = 1 << 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """Who has this attempt. `tombstone`: nobody; it was stopped before it started and never will."""
+    """The supervisor of this attempt. `tombstone`: there is none; the attempt ended before it started."""
 
     pid: int
     start: int
@@ -33,7 +34,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """The rank's own process, and when it executed the user's program."""
+    """The rank's own process, and the time at which it executed the user's program."""
 
     pid: int
     start: int
@@ -42,7 +43,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """How the attempt ended; most fields are those of `core.seen.Ended`."""
+    """The end of the attempt; most fields are those of `core.seen.Ended`."""
 
     exit_code: int | None
     reason: str
@@ -56,7 +57,7 @@ class Exit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """All that is known of one attempt. `damage` names what of it could not be read."""
+    """The parsed record of one attempt. `damage` names the part that could not be read."""
 
     claim: Claim
     running: Running | None = None
@@ -65,20 +66,20 @@ class Record:
 
     @property
     def claim_lost(self) -> bool:
-        """Who has the attempt cannot be read; a claim that a power cut took is of another boot, and damages nothing."""
+        """True if damage hides the claim; a claim lost in a power cut is of another boot, and is no damage."""
         return bool(self.damage) and not self.claim.boot
 
 
 Line = TypeVar("Line", Claim, Running, Exit)
 
-# A power cut may leave the file without its lines: somebody had it, on another boot.
+# A power cut may leave the file without its lines: a supervisor of another boot had the attempt.
 NOBODY = Claim(pid=0, start=0, boot="", claimed_at=0.0)
 
 
 def read_record(path: str) -> Record | None:
-    """What is known of the attempt, None if nobody has it. What is damaged of it is named, and hides nothing else.
+    """Return the record, None if the attempt is unclaimed. A damaged line is named, and hides no other line.
 
-    `UnusableFile`: something else is in its place.
+    `UnusableFile`: something else is in the place of the record.
     """
     try:
         return parse_record(files.read(path, RECORD_BYTES_MAX))
@@ -87,7 +88,7 @@ def read_record(path: str) -> Record | None:
 
 
 def parse_record(data: bytes) -> Record:
-    """A line that a power cut left without its end does not count."""
+    """Parse the record's lines; a last line that a power cut left without its end does not count."""
     record = Record(claim=NOBODY)
     for number, text in enumerate(data.split(b"\n")[:-1], 1):
         try:
@@ -106,13 +107,13 @@ def _with_line(record: Record, line: dict[str, Any]) -> Record:
             return replace(record, claim=_checked(claim, pid=int, start=int, boot=str))
         case "running":
             return replace(record, running=_checked(Running(**line), pid=int, start=int, started_at=(int, float)))
-        case "exit" if record.exit is None:  # the first word stands
+        case "exit" if record.exit is None:  # the first exit line counts
             return replace(record, exit=_checked(Exit(**line), finished_at=(int, float), reason=str))
     return record
 
 
 def _checked(value: Line, **types: type | tuple[type, ...]) -> Line:
-    """Only what others compute with is looked at: `ValueError` if it is nothing to compute with."""
+    """Return the value if the fields that others compute with have these types, else raise `ValueError`."""
     for name, kind in types.items():
         if not isinstance(getattr(value, name), kind):
             raise ValueError(name)
@@ -120,11 +121,11 @@ def _checked(value: Line, **types: type | tuple[type, ...]) -> Line:
 
 
 def append_exit(path: str, exit: Exit, record: Record | None = None) -> None:
-    """Write down how the attempt ended. If something else is in the place of the record, `record` is written anew."""
+    """Append the end of the attempt. If the record is gone or unusable, write `record` anew with the end."""
     try:
         with files.opened(path, os.O_RDWR | os.O_APPEND) as fd:
             size = os.fstat(fd).st_size
-            if size and os.pread(fd, 1, size - 1) != b"\n":  # a line without its end would take this one with it
+            if size and os.pread(fd, 1, size - 1) != b"\n":  # an unterminated line would swallow this one
                 os.write(fd, b"\n")
             append(fd, "exit", _fields(exit))
     except (FileNotFoundError, UnusableFile):
@@ -139,7 +140,7 @@ def _text_of(record: Record) -> bytes:
 
 
 def bury(path: str, exit: Exit) -> bool:
-    """Claim an attempt for nobody, ended already. False if somebody has it."""
+    """Record an unclaimed attempt as ended, so that it never starts. False if it is claimed."""
     files.make_directory(os.path.dirname(path))
     tombstone = Claim(pid=0, start=0, boot="", claimed_at=exit.finished_at, tombstone=True)
     fd = create_record(path, [("claim", _fields(tombstone)), ("exit", _fields(exit))])
@@ -150,8 +151,8 @@ def bury(path: str, exit: Exit) -> bool:
 
 
 def write_stop(path: str, grace_seconds: float) -> None:
-    """Ask for the end. A later wish may shorten the grace, never lengthen it, even if nobody has read the first yet."""
-    # The first wish, or one that a power cut left empty, or that somebody else put there.
+    """Write the stop file. A later request may shorten the grace, never lengthen it, even if the first is unread."""
+    # There is no earlier request, a power cut left it empty, or another program wrote the file.
     with suppress(OSError, ValueError, TypeError, KeyError):
         grace_seconds = min(grace_seconds, float(json.loads(files.read(path, STOP_BYTES_MAX))["grace"]))
     files.make_directory(os.path.dirname(path))

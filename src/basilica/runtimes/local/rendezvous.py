@@ -1,12 +1,12 @@
 """The rendezvous of all runs of this machine: one process beside the server that outlives it.
 
-The server holds on to the process by a connection. When that breaks, the process is gone and is started again, by its
-own parent or by us; it comes back with all its keys and ports. When neither a server nor a rank is left that needs it,
-it ends by itself.
+The server holds the process by a connection. When the connection breaks, the process is gone and is started again, by
+its own parent or by the server, with all its keys and ports. The process ends by itself when neither a server nor a
+rank is left that needs it.
 
-It answers processes of the server's own user, of root and of the user that ranks run as, and nobody else's. What we say
-in a keyspace is followed by a copy of it (`KeysMirror`): a rank that overwrites or deletes it wakes the run, whose next
-turn says it again. Keys that were lost with a damaged file are said again in the same way, and the loss is a warning.
+The process answers the server's own user, root and the user that ranks run as, and no other. A mirror (`KeysMirror`)
+follows each announcement in a keyspace: a rank that overwrites or deletes it wakes the run, whose next turn publishes
+it again. Keys lost with a damaged file are published again in the same way, and the loss is a warning.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ KEYS_LOST = "RendezvousKeysLost"
 
 
 class _Open:
-    """The open keyspace of a run, and what we know of it. `changed`: somebody else has changed what we say there."""
+    """The open keyspace of a run, and its last announcement. `changed` is called when another changes the latter."""
 
     def __init__(self, endpoint: str, changed: Callable[[], None]) -> None:
         self.endpoint, self._changed = endpoint, changed
@@ -60,7 +60,7 @@ class _Open:
         self._check: asyncio.TimerHandle | None = None
 
     async def announce(self, wanted: Announcement) -> None:
-        says, self.says = self.says, None  # unknown, should this fail half-way
+        says, self.says = self.says, None  # unknown if this fails half-way
         await announce(self.keys, says, wanted)
         self.says = wanted
         if self._follower is None:
@@ -71,7 +71,7 @@ class _Open:
             self._driver = asyncio.create_task(Driver(self.endpoint, instance).run(), name=f"driver-{instance}")
 
     def _take_in(self, key: str | None) -> None:
-        """Look a little later: our own words come one by one, and whoever changes them may go on doing so."""
+        """Compare a little later: our own keys arrive one by one, and a foreign writer may go on changing them."""
         if self._check is None and (key is None or changes_announcement(key)):
             self._check = asyncio.get_running_loop().call_later(HEAL_AFTER_S, self._compare)
 
@@ -94,7 +94,7 @@ class _Open:
 
 
 class LocalRendezvous:
-    """`host` is the address at which ranks find it, `users` those whose processes it answers besides our own."""
+    """Keeps the rendezvous process running. `host`: its address for ranks; `users`: uids answered besides our own."""
 
     def __init__(
         self, data_dir: Path, *, runs: Path, python: str, complaints: Path, host: str, users: Collection[int] = ()
@@ -108,18 +108,18 @@ class LocalRendezvous:
         self._wake: Callable[[str], None] = lambda _: None
 
     def start(self, wake: Callable[[str], None]) -> None:
-        """Begin to keep the service running. `wake` is called for each run whose keyspace may need something."""
+        """Start to keep the service running. `wake` is called for each run whose keyspace may need an action."""
         self._wake = wake
         self._keeper = asyncio.create_task(self._keep(), name="rendezvous-keeper")
 
     async def wait_until_up(self) -> None:
-        """So that the first run need not wait. Not for long: a service that cannot be started is each run's problem."""
+        """Wait briefly for the service, so that the first run need not. Each run reports a service that stays down."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(UP_AT_START_S):
                 await self._serving.wait()
 
     async def close(self) -> None:
-        """Let go. Keyspaces stay open, and the service with them while a rank is left."""
+        """Release the service. Keyspaces stay open, and the service stays while a rank is left."""
         if self._keeper is None:
             return
         self._keeper.cancel()
@@ -132,7 +132,7 @@ class LocalRendezvous:
         await self._orders.disconnect()
 
     async def _gone(self) -> None:
-        """Wait until the process that was just told to leave is gone: who looks then must not find it."""
+        """Wait until the process that was ordered to leave is gone: callers must not find it after `close`."""
         gone = asyncio.Event()
         with contextlib.suppress(OSError, ValueError, TimeoutError):
             watch = Watch(int((self._data_dir / "lock").read_text()), None, gone.set)
@@ -142,19 +142,19 @@ class LocalRendezvous:
             finally:
                 watch.close()
 
-    # ---- what runs need --------------------------------------------------------------------------------------------
+    # ---- keyspaces of runs -----------------------------------------------------------------------------------------
 
     def seen(self, instance: str) -> SeenRendezvous | None:
         run = self._open.get(instance)
         return None if run is None else SeenRendezvous(endpoint=run.endpoint, says=run.says)
 
     def warnings(self, instance: str) -> tuple[tuple[str, str], ...]:
-        """What the user should know of the run's keyspace, as (reason, message)."""
+        """Return the warnings about the run's keyspace, as (reason, message)."""
         run = self._open.get(instance)
         return () if run is None or run.fault is None else ((KEYS_LOST, run.fault),)
 
     async def open(self, instance: str, wished_port: int | None = None) -> int:
-        """The port of the run's keyspace, made if there is none: on the wished port, if that can be had."""
+        """Return the port of the run's keyspace, opening one if there is none: on the wished port, if that is free."""
         known = self._open.get(instance)
         if known is None:
             known = self._remember(instance, await self._order(lambda: self._open_keyspace(instance, wished_port)))
@@ -162,17 +162,17 @@ class LocalRendezvous:
 
     async def _open_keyspace(self, instance: str, wished_port: int | None) -> dict[str, Any]:
         if wished_port is not None:
-            with contextlib.suppress(RendezvousError):  # somebody else has taken it, or it is open on another
+            with contextlib.suppress(RendezvousError):  # the port is taken, or the keyspace is open on another
                 return await self._orders.about(instance, wished_port)
         return await self._orders.about(instance)
 
     async def announce(self, instance: str, announcement: Announcement, *, drives_torch: bool) -> None:
-        """Have the open keyspace say exactly this."""
+        """Publish exactly this announcement in the open keyspace."""
         run = self._open[instance]
         try:
             await run.announce(announcement)
             if run.fault is not None:
-                await self._orders.acknowledge(instance)  # the run has its warning, and its keys
+                await self._orders.acknowledge(instance)  # the run has its warning, and its keys are back
         except (NoAnswer, RendezvousError) as error:
             raise RuntimeUnavailable(f"the rendezvous of {instance} does not answer: {error}") from error
         if drives_torch:
@@ -185,7 +185,7 @@ class LocalRendezvous:
         await self._order(lambda: self._orders.close(instance))
 
     async def _order(self, order: Callable[[], Awaitable[Got]]) -> Got:
-        """Give an order; if the service is away, wait until it is back."""
+        """Send an order to the service; while the service is down, wait until it is back."""
         try:
             async with asyncio.timeout(UP_WITHIN_S):
                 while True:
@@ -204,7 +204,7 @@ class LocalRendezvous:
     # ---- the process -----------------------------------------------------------------------------------------------
 
     async def _keep(self) -> None:
-        """Hold the service; start it whenever it is not there."""
+        """Hold the service by a connection; start it whenever it is down."""
         back_off = FIRST_BACK_OFF_S
         while True:
             held = RendezvousControl(self._data_dir)
@@ -227,11 +227,11 @@ class LocalRendezvous:
                 back_off = min(back_off * 2, LONGEST_BACK_OFF_S)
 
     async def _take_stock(self, service: RendezvousControl) -> None:
-        """See what is open. A run whose keyspace was lost gets a new one, and one that has ended loses its own."""
-        for uid in self._users:  # the service may be an earlier server's, which knew others
+        """Close the keyspaces of removed runs, and wake all others: a run whose keyspace was lost opens another."""
+        for uid in self._users:  # an earlier server may have started the service for other users
             await service.allow(uid)
         there = {keyspace["name"]: keyspace for keyspace in await service.list()}
-        for instance in [name for name in there if not (self._runs / name).exists()]:  # it was removed meanwhile
+        for instance in [name for name in there if not (self._runs / name).exists()]:  # the run was removed meanwhile
             await service.close(instance)
             del there[instance]
         for instance in [name for name in self._open if name not in there]:

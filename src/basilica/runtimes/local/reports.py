@@ -1,8 +1,8 @@
-"""What ranks report, as the runtime follows it: who reports, who has fallen silent, and telling those who watch.
+"""The reports of ranks as the runtime follows them: reporting processes, stalls, and the readers of reports.
 
-A process rings when it first reports, and once its usual step time is known. From then on it has one timer, which
-looks at the end of its file when it would be silent for too long; if there is a newer report, the timer is set anew. A
-process that has fallen silent has no timer: the kernel says when it writes again. Ranks that never report cost nothing.
+A process rings when it first reports, and once its usual step time is known. From then on it has one timer, which reads
+the end of its report file when the process would have been silent for too long; a newer report sets the timer anew. A
+silent process has no timer: the kernel notifies of its next write. Ranks that never report cost nothing.
 """
 
 import asyncio
@@ -33,18 +33,18 @@ from basilica.runtimes.local.background import Spawn
 from basilica.runtimes.local.changes import Readers
 
 STACKS_AT_ONCE = 2
-SOON = 0.05  # a timer never rings sooner: it measures seconds
+SOON = 0.05  # the shortest timer: stalls are measured in seconds
 
 
 @dataclass(slots=True)
 class _Process:
-    """A process that reports and is watched: by a timer while it talks, by its file while it is silent."""
+    """A watched process that reports: watched by a timer while it reports, by its file while it is silent."""
 
     file: ReportFile
     timer: asyncio.TimerHandle | None = None
     unwatch: Callable[[], None] | None = None
     stalled: Stalled | None = None
-    asked: int = 0  # the report after which its stacks are being taken
+    asked: int = 0  # the number of the report after which its stacks were taken
 
     def let_go(self) -> None:
         if self.timer is not None:
@@ -56,7 +56,7 @@ class _Process:
 
 @dataclass(slots=True)
 class Reports:
-    """`stalled` is called when it has changed whether a rank is."""
+    """Follows the reports of all ranks. `stalled` is called when a rank stalls, or stalls no more."""
 
     layout: Layout
     files: FileWatcher
@@ -69,26 +69,26 @@ class Reports:
     _room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(STACKS_AT_ONCE))
 
     def environment(self, key: Key) -> dict[str, str]:
-        """Where the processes of this attempt write their reports, and where they ring."""
+        """Return the variables that name the attempt's report file and the pipe where its processes ring."""
         return {FILE_ENV: self.layout.report(key), BELL_ENV: str(self.layout.wake)}
 
-    # ---- who reports -----------------------------------------------------------------------------------------------
+    # ---- reporting processes ---------------------------------------------------------------------------------------
 
     def rung(self, key: Key, pid: int) -> None:
-        """A process says that it has begun to report, or that its usual step time is known."""
+        """Handle the ring of a process that has begun to report, or whose usual step time is known."""
         self.spawn(self._watch(report_file(self.layout, key, pid), adopted=False))
         self._readers.tell(key.instance)
 
     async def adopt(self, instance: str, running: Iterable[Key]) -> None:
-        """Find processes that began to report under an earlier control plane, and publish stalls before this returns:
-        a restart of the control plane does not mean that the rank has come back."""
+        """Watch processes that began to report under an earlier control plane, and publish stalls before this returns:
+        a restart of the control plane does not mean that the rank has recovered."""
         wanted = set(running)
         for file in await self.pool.run(report_files, self.layout, instance) if wanted else ():
             if file.key in wanted:
                 await self._watch(file, adopted=True)
 
     def forget(self, key: Key) -> None:
-        """The attempt has ended."""
+        """Stop watching the processes of an attempt that has ended."""
         for process in self._watched.pop(key, {}).values():
             process.let_go()
 
@@ -96,7 +96,7 @@ class Reports:
         for key in tuple(self._watched):
             self.forget(key)
 
-    # ---- who has fallen silent -------------------------------------------------------------------------------------
+    # ---- stalls ----------------------------------------------------------------------------------------------------
 
     async def _watch(self, file: ReportFile, *, adopted: bool) -> None:
         processes = self._watched.setdefault(file.key, {})
@@ -108,11 +108,11 @@ class Reports:
         self.spawn(self._look(process))
 
     def _is_watched(self, process: _Process) -> bool:
-        """False once its attempt has ended."""
+        """Return False once the attempt of the process has ended."""
         return self._watched.get(process.file.key, {}).get(process.file.pid) is process
 
     async def _look(self, process: _Process, *, adopted: bool = False) -> None:
-        """Set the timer by the newest report, or find that there is none for too long."""
+        """Read the newest report, and set the timer by it or find the process silent for too long."""
         report = await self.pool.run(read_last, process.file)
         if self._is_watched(process):
             self._judge(process, report, adopted=adopted)
@@ -136,7 +136,7 @@ class Reports:
             self.spawn(self._found_silent(process, report))
 
     def _drop(self, process: _Process) -> None:
-        """It is gone, or cannot be judged (yet): then it rings when it can."""
+        """Stop watching a process that is gone or cannot be judged yet; the latter rings once it can."""
         key = process.file.key
         self._tell(process, None)
         self._watched.get(key, {}).pop(process.file.pid, None)
@@ -155,14 +155,14 @@ class Reports:
             loop.call_soon(self._written_soon, process)
 
         process.unwatch = self.files.watch(file.path, changed)
-        if not await self._written(process) and self._is_watched(process):  # else it was only slow
+        if not await self._written(process) and self._is_watched(process):  # else the process was only slow
             self._tell(process, self._stall(report, taken))
 
     def _written_soon(self, process: _Process) -> None:
         self.spawn(self._written(process))
 
     async def _written(self, process: _Process) -> bool:
-        """A silent process wrote to its file: True if that was a report."""
+        """Handle a write by a silent process; return True if it was a report."""
         report = await self.pool.run(read_last, process.file)
         if process.unwatch is None or (report is not None and report.last.n == process.asked):
             return False
@@ -178,7 +178,7 @@ class Reports:
         found = [p.stalled for p in self._watched.get(key, {}).values() if p.stalled is not None]
         self.stalled(key, min(found, key=lambda s: s.since, default=None))
 
-    # ---- telling ---------------------------------------------------------------------------------------------------
+    # ---- readers ---------------------------------------------------------------------------------------------------
 
     async def last(self, instance: str) -> dict[int, Report]:
         return await self.pool.run(read_reports, self.layout, instance)
@@ -187,7 +187,7 @@ class Reports:
         return await self.pool.run(read_series, self.layout, instance, query)
 
     async def next(self, instance: str, after: float) -> None:
-        """Return when somebody has reported later than that."""
+        """Return once the run has a report newer than `after`."""
         with self._readers.reading(instance) as changed:
             while True:
                 changed.clear()
@@ -203,7 +203,7 @@ class Reports:
                         each()
 
     def _stall(self, report: LastReport, taken: stacks.Stacks) -> Stalled:
-        """Since when by the monotonic clock of its last report: its wall clock may have been set meanwhile."""
+        """Return the stall, dated by the monotonic clock of the last report: the wall clock may have been set since."""
         suspended = round(counted() - time.monotonic())  # whole seconds: the same report gives the same moment
         since = round(self.clock.zero + suspended + report.last.mono, 3)
         return Stalled(since=since, usual_step_seconds=report.last.usual or 0.0, where=taken.where, stack=taken.text)

@@ -1,7 +1,7 @@
-"""Ranks under a user of their own: what of the state directory that user reaches, and nothing else of it.
+"""The user that ranks run as, and the part of the state directory that this user can reach.
 
-The state directory and what leads to a run's directory may be passed through by that user's group, not listed. Below
-the run, what ranks write themselves (checkpoints, results, reports, their unpacked directory) is the user's. Records,
+The group of this user may pass through, not list, the state directory and the path to a run's directory. Below the run,
+the directories that ranks write (checkpoints, results, reports, their unpacked directory) belong to the user. Records,
 stop files, the database, keys and other users' archives stay the server's.
 """
 
@@ -17,7 +17,7 @@ from basilica.runtimes.local import become
 
 PASSAGE = 0o710
 BELL = 0o620
-PERSONAL = ("XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "HF_HOME", "TORCH_HOME")  # which are the server's, not the user's
+PERSONAL = ("XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "HF_HOME", "TORCH_HOME")  # these are the server's, not the user's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class User:
 
 
 def find_user(name: str) -> User:
-    """`ValueError` with what to do if ranks cannot run as that user."""
+    """Return the user; `ValueError` with the next step if ranks cannot run as that user."""
     if os.geteuid() != 0:
         raise ValueError("only a server that runs as root can start ranks as another user")
     try:
@@ -43,7 +43,7 @@ def find_user(name: str) -> User:
 
 
 def may_enter(found: os.stat_result, user: User) -> bool:
-    """True if that user may pass through a directory."""
+    """Return True if that user may pass through a directory."""
     mode = stat.S_IMODE(found.st_mode)
     if found.st_uid == user.uid:
         return bool(mode & 0o100)
@@ -51,13 +51,13 @@ def may_enter(found: os.stat_result, user: User) -> bool:
 
 
 def closed_to(user: User, directory: Path) -> Path | None:
-    """The first directory above this one that keeps the user out; None if there is none."""
+    """Return the first directory above this one that the user may not enter; None if there is none."""
     return next((place for place in reversed(directory.parents) if not may_enter(place.stat(), user)), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What is done to files and commands so that ranks reach what they must. Without a user, nothing."""
+    """Changes files and commands so that ranks reach the files that they need. Without a user, it changes nothing."""
 
     user: User | None = None
 
@@ -66,20 +66,20 @@ class Access:
         return None if self.user is None else (self.user.uid, self.user.gid)
 
     def passage(self, directory: Path) -> None:
-        """May be passed through, by those who know where to."""
+        """Let the user pass through the directory, not list it."""
         if self.user is not None:
             os.chown(directory, -1, self.user.gid, follow_symlinks=False)
             os.chmod(directory, PASSAGE)
 
     def give(self, directory: Path) -> None:
-        """A directory in one of the server's own, for ranks to write in."""
+        """Make a directory in one of the server's own, and give it to the ranks' user."""
         directory.mkdir(mode=0o700, exist_ok=True)
         if self.user is not None:
             os.chown(directory, self.user.uid, self.user.gid, follow_symlinks=False)
 
     def give_tree(self, directory: Path) -> None:
-        """A directory with all that is in it: itself last, so that nobody is in there before that, and a half-given
-        one is given again."""
+        """Give a directory with its contents to the user: the directory last, so that no rank enters it earlier, and a
+        half-given one is given again."""
         if self.user is None or directory.lstat().st_uid == self.user.uid:
             return
         for _, directories, files, place in os.fwalk(directory, topdown=False):
@@ -88,20 +88,20 @@ class Access:
         os.chown(directory, self.user.uid, self.user.gid, follow_symlinks=False)
 
     def bell(self, path: Path) -> None:
-        """May be written to."""
+        """Let the user write to the wake pipe."""
         if self.user is not None:
             os.chown(path, -1, self.user.gid, follow_symlinks=False)
             os.chmod(path, BELL)
 
     def environment(self, server: Mapping[str, str]) -> dict[str, str]:
-        """What of the server's environment is true for ranks."""
+        """Return the server's environment, adapted to the user of ranks."""
         if self.user is None:
             return dict(server)
         own = {"HOME": self.user.home, "USER": self.user.name, "LOGNAME": self.user.name, "SHELL": self.user.shell}
         return {name: value for name, value in server.items() if name not in PERSONAL} | own
 
     def command(self, argv: Sequence[str]) -> list[str]:
-        """A command line that the server may execute, and that becomes this one as the user."""
+        """Return a command line for the server that executes this one as the user."""
         if self.user is None:
             return list(argv)
         return [sys.executable, "-I", "-S", become.__file__, str(self.user.uid), str(self.user.gid), *argv]

@@ -1,4 +1,4 @@
-"""What is on disk of a run as a whole: its attempts, what its ranks returned, and removing it."""
+"""The files of a run as a whole: its attempts, the results of its ranks, and its removal."""
 
 import os
 from contextlib import suppress
@@ -12,16 +12,16 @@ from basilica.runtimes.local.attempts import OnDisk, has_ended, read_attempt
 from basilica.runtimes.local.records import NOBODY, Record, read_record
 
 RESULT_BYTES_MAX = 8 << 20
-RESULTS_BYTES_MAX = 128 << 20  # of all ranks together: they travel in one answer
+RESULTS_BYTES_MAX = 128 << 20  # of all ranks together: one answer carries them
 
 
 def unended(layout: Layout) -> list[str]:
-    """Runs with an attempt that has not ended, or of which that cannot be told."""
+    """Return the runs with an attempt that has not ended, or whose end is unreadable."""
     return [instance for instance in layout.instances() if not all_ended(layout, instance)]
 
 
 def all_ended(layout: Layout, instance: str) -> bool:
-    """True if that is certain of every attempt of the run."""
+    """Return True if every attempt of the run has certainly ended."""
     try:
         return all(has_ended(layout, key) for key in layout.keys(instance))
     except (OSError, ValueError):
@@ -33,7 +33,7 @@ def read_run(layout: Layout, instance: str, boot: str, now: float) -> dict[Key, 
 
 
 def read_records(layout: Layout, instance: str) -> dict[Key, Record | None]:
-    """The records of a run alone, as they are; one that is no file is a damaged one."""
+    """Return the records of a run, unchanged; an unusable file counts as a damaged record."""
     return {key: _record_of(layout.record(key)) for key in layout.keys(instance)}
 
 
@@ -45,7 +45,7 @@ def _record_of(path: str) -> Record | None:
 
 
 def read_results(layout: Layout, instance: str) -> dict[int, bytes | BadResult]:
-    """What each rank wrote, or what is wrong with it: that hides nobody else's."""
+    """Return the result of each rank, or its fault, which hides no other rank's result."""
     with suppress(FileNotFoundError):
         found = files.names(str(layout.results(instance)), keep=lambda name: name.endswith(".json"))
         ranks = (number_of(name.removesuffix(".json")) for name in found)
@@ -76,7 +76,7 @@ def _read_result(path: str, rank: int) -> bytes | BadResult:
 
 
 def remove_run(layout: Layout, instance: str) -> None:
-    """As a whole, then piece by piece: a late supervisor must not find its directory without the note that stops it."""
+    """Rename the run away, then remove its files: a late supervisor must not find it without the stop request."""
     with suppress(OSError):
         for key in layout.keys(instance):
             _remove_cgroups(layout, key)
@@ -87,12 +87,12 @@ def remove_run(layout: Layout, instance: str) -> None:
 
 
 def _remove_cgroups(layout: Layout, key: Key) -> None:
-    with suppress(OSError, ValueError):  # a record that somebody has put something else in the place of
+    with suppress(OSError, ValueError):  # the record was replaced by something else
         record = read_record(layout.record(key))
         for path in () if record is None else record.claim.cgroups:
             remove_cgroup(path)
 
 
 def finish_removing(layout: Layout) -> None:
-    """What an earlier server was about to remove when it died."""
+    """Remove the runs that an earlier server was removing when it died."""
     files.remove(str(layout.removing))

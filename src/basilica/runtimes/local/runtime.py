@@ -1,7 +1,8 @@
 """The local runtime: ranks as processes of this machine that outlive the control plane.
 
-The files in the state directory are the truth. `table` mirrors in memory what they say of attempts, `tracking` keeps it
-in line with them, `launching` and `stopping` have supervisors begin and end. Here the parts are put together.
+The files in the state directory are the source of truth. `table` mirrors the attempts' files in memory,
+`attempt_tracker` keeps the mirror up to date, `launches` and `stops` start and end supervisors. This module wires the
+parts together.
 """
 
 import asyncio
@@ -64,7 +65,7 @@ LINE_OPENS_AFTER_S = 0.5
 
 
 class LocalRuntime:
-    """Ranks on this machine."""
+    """A runtime whose ranks are processes of this machine."""
 
     name = "local"
     runs_images = False
@@ -84,15 +85,16 @@ class LocalRuntime:
         reserve: Reserve | None = None,
         run_as: User | None = None,
     ) -> None:
-        """`hosts`: network namespaces that ranks are spread over, all of which reach `rendezvous_address`.
+        """Build the runtime; `start` opens it.
 
-        `reserve`: space that is held back, without which nothing could be stopped or removed on a full disk. `run_as`:
-        the user that ranks run as, in `/` unless they say otherwise; None is the server's own.
+        `hosts`: network namespaces that ranks are spread over, all of which reach `rendezvous_address`. `reserve`: disk
+        space set aside so that runs can be stopped and removed on a full disk. `run_as`: the user that ranks run as, in
+        `/` unless their spec names a directory; None is the server's own user.
         """
         self._layout = Layout(state_dir.absolute())
         self._clock = clock or SteadyClock()
         self._reserve = Reserve(self._layout.root / RESERVE_FILE) if reserve is None else reserve
-        # What users' files and archives cost is not to be paid by the control plane, so each has threads of its own.
+        # Slow user files and archives must not delay the control plane, so each kind of work has threads of its own.
         self._own_work = Pool("control", CONTROL_THREADS)
         self._reading = Pool("reading", READING_THREADS)
         self._unpackers = Pool("unpacking", UNPACKING_THREADS)
@@ -121,7 +123,7 @@ class LocalRuntime:
         self._unpacking: Unpacking | None = None
         self._commands = Commands(self._layout, python=python, spawn=self._background.spawn)
 
-    # ------------------------------------------------------------------------------------------------ begin and end
+    # ------------------------------------------------------------------------------------------------ start and close
 
     async def start(self, wake: Callable[[str], None]) -> None:
         with or_unavailable("cannot use the state directory"):
@@ -144,15 +146,15 @@ class LocalRuntime:
         await self._commands.end_leftovers()
         await self._benches.adopt()
         for instance in instances:
-            with suppress(RuntimeUnavailable):  # its own `observe` says so; the others are not to suffer
+            with suppress(RuntimeUnavailable):  # the run's own `observe` raises it; other runs must still start
                 await self._tracking.attempts(instance)
         await self._rendezvous.wait_until_up()
         if await self._own_work.run(self._layout.instances):
-            # Runs that waited for GPUs come back in any order: let the oldest come too before giving any out.
+            # Runs that waited for GPUs return in any order: the oldest must have returned before any GPU is granted.
             self._launching.line_opens_at = asyncio.get_running_loop().time() + LINE_OPENS_AFTER_S
 
     def _prepare_following(self) -> None:
-        """The parts that must be there at once, since supervisors of an earlier server may ring."""
+        """Create the parts that are needed at once, since supervisors of an earlier server may ring."""
         self._files = FileWatcher()
         self._reports = Reports(
             self._layout, self._files, self._background.spawn, self._reading, self._stalled, self._clock
@@ -194,7 +196,7 @@ class LocalRuntime:
             self._line.inventory = await ask_nvidia_smi()
 
     def _prepare_starting(self) -> None:
-        """The parts that depend on what the machine can do."""
+        """Create the parts that depend on the machine's capabilities."""
         self._starting = Starting(
             layout=self._layout,
             hosts=self._hosts,
@@ -250,10 +252,10 @@ class LocalRuntime:
             pool.close()
 
     def capabilities(self) -> tuple[Capability, ...]:
-        """What this machine can do, once started."""
+        """Return the capabilities of this machine, as examined by `start`."""
         return capabilities_of(self._cgroups, self._line.inventory)
 
-    # --------------------------------------------------------------------------------------------------------- look
+    # ------------------------------------------------------------------------------------------------------ observe
 
     async def observe(self, run: Run) -> Sighting:
         attempts = shown((await self._attempts(run)).values())
@@ -277,7 +279,7 @@ class LocalRuntime:
         return await self._tracking.attempts(run.instance)
 
     def _told(self, told: Told) -> None:
-        """A supervisor or a rank has rung."""
+        """Handle a message that a supervisor or a rank wrote to the wake pipe."""
         pid = number_of(told.detail) if told.what == "reporting" and told.key.instance in self._table else None
         if pid is not None:
             self._reports.rung(told.key, pid)
@@ -285,7 +287,7 @@ class LocalRuntime:
             self._tracking.told(told)
 
     def _told_too_much(self) -> None:
-        """Some of it may have been lost."""
+        """Read every live attempt again, since messages may have been lost."""
         self._tracking.look_at_all()
 
     def _stalled(self, key: Key, stalled: Stalled | None) -> None:
@@ -344,7 +346,7 @@ class LocalRuntime:
         await self._rendezvous.announce(run.instance, announcement, drives_torch=drives_torch)
 
     async def _open_rendezvous(self, run: Run) -> None:
-        """At the port that the run had before, if it had one: its ranks know no other."""
+        """Open the run's keyspace, at its earlier port if it had one: its ranks know no other."""
         instance, path = run.instance, self._layout.ports(run.instance)
         if self._rendezvous.seen(instance) is None:
             with or_unavailable(f"cannot keep the ports of {instance}"):
@@ -411,7 +413,7 @@ class LocalRuntime:
     # -------------------------------------------------------------------------------------------------------- bench
 
     async def probe(self, run: Run, probe: Probe) -> None:
-        """Between the hosts of the first two ranks: both placements are satisfied."""
+        """Start the probe between the hosts of the first two ranks: both placements are satisfied."""
         second = min(1, run.spec.world.target - 1)
         await self._benches.begin(run.instance, (self._hosts.of_rank(0), self._hosts.of_rank(second)))
 

@@ -1,4 +1,4 @@
-"""Signals as bytes of a pipe, so that a process waits for them and for a moment at once."""
+"""Signals as bytes of a pipe, so that a process can wait for signals and a deadline at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WOKEN_BY = (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1, signal.SIGIO)
 
 
 class Wakeups:
-    """Signals as something to wait for, without a moment in which one could be missed."""
+    """Waits for signals without a gap in which one could be missed."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -21,7 +21,7 @@ class Wakeups:
         self.poll.register(fd, select.POLLIN)
 
     def wait(self, until: float) -> bytes:
-        """The numbers of the signals that arrived; empty if `until` (monotonic) came first."""
+        """Return the numbers of the signals that arrived; empty if `until` (monotonic) came first."""
         timeout = None if until == NEVER else max(0, min(2**31 - 1, int((until - time.monotonic()) * 1000) + 1))
         return os.read(self.fd, 4096) if self.poll.poll(timeout) else b""
 
@@ -36,5 +36,5 @@ def signals_as_bytes() -> Wakeups:
 
 
 def send_to_group(group: int, number: int) -> None:
-    with suppress(OSError):  # gone meanwhile, or another user's by now
+    with suppress(OSError):  # the group has ended meanwhile, or is another user's by now
         os.killpg(group, number)

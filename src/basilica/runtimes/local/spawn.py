@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def changed_signals() -> list[int]:
-    """Those that do not do what they do by default: by Python's doing, by ours, or since somebody started us so."""
+    """Return the signals without their default action: changed by Python, by us, or inherited from our parent."""
     return [number for number in signal.valid_signals() if signal.getsignal(number) not in (signal.SIG_DFL, None)]
 
 
@@ -34,12 +34,12 @@ def enter(directory: str) -> tuple[int, str] | None:
 
 @contextmanager
 def memory_rlimit(limit: int | None) -> Iterator[None]:
-    """Where no control group limits memory, the kernel's limit per process has to do."""
+    """Apply the kernel's memory limit per process, which serves where no control group limits memory."""
     if limit is None:
         yield
         return
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    with suppress(OSError, ValueError):  # more than this user may have: then the machine's own limit stands
+    with suppress(OSError, ValueError):  # more than this user may have: the machine's own limit stays
         resource.setrlimit(resource.RLIMIT_DATA, (limit, before[1]))
     try:
         yield
@@ -49,8 +49,8 @@ def memory_rlimit(limit: int | None) -> Iterator[None]:
 
 @contextmanager
 def real_user(user: tuple[int, int] | None) -> Iterator[None]:
-    """Have the rank's user and group for our real ones: what is spawned with `resetids` then has no others, and we keep
-    our rights. No longer than for the spawn: whose real user one is may be signalled by that user."""
+    """Take the rank's user and group as real ids: a process spawned with `resetids` then has no others, and the caller
+    keeps its rights. This lasts only for the spawn, since the real user of a process may signal it."""
     if user is None:
         yield
         return
@@ -66,7 +66,7 @@ def real_user(user: tuple[int, int] | None) -> Iterator[None]:
 
 
 def candidates(program: str, path: str) -> list[str]:
-    """Where the program is, in the order of PATH."""
+    """Return the paths at which the program exists, in the order of PATH."""
     if "/" in program:
         return [program]
     places = [os.path.join(directory or ".", program) for directory in path.split(":")]

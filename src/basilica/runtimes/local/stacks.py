@@ -1,4 +1,4 @@
-"""Where the Python threads of a process are: by py-spy where it is installed, else by asking its fault handler."""
+"""Stacks of the Python threads of a process: from py-spy where it is installed, else from its fault handler."""
 
 import asyncio
 import os
@@ -30,7 +30,7 @@ _DUMPED_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<fu
 
 @dataclass(frozen=True, slots=True)
 class Stacks:
-    """`where` is the innermost frame of the main thread, without directories; `text` has all threads, it first."""
+    """`where` is the innermost frame of the main thread, without directories; `text` has all threads, main first."""
 
     where: str = ""
     text: str = ""
@@ -41,7 +41,7 @@ Threads = list[tuple[str, list[str]]]  # names, and frames from the innermost on
 
 
 async def take_stacks(pid: int, start: int, dump_file: str, pool: Pool) -> Stacks:
-    """Empty where neither way is open. The process is only ever looked at, or asked by a signal that it handles."""
+    """Return the stacks, empty if neither way works. The process is only read, or sent a signal that it handles."""
     threads = await _spy(pid) if lives(pid, start) else []
     if not threads:
         threads = await pool.run(ask_fault_handler, pid, start, dump_file)
@@ -61,7 +61,7 @@ def render(threads: Threads) -> Stacks:
 
 
 def find_py_spy() -> str | None:
-    """On the path, or where this Python is."""
+    """Return py-spy on the path, or beside this Python."""
     return shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
 
 
@@ -110,10 +110,10 @@ def parse_py_spy(text: str) -> Threads:
 
 
 def ask_fault_handler(pid: int, start: int, dump_file: str) -> Threads:
-    """The signal is sent only to exactly that process, and only if it catches it: otherwise it would be its end."""
+    """Signal exactly that process to dump its stacks, if it catches the signal, which would end it otherwise."""
     number = stack_signal()
     try:
-        before = _size(dump_file)  # it is there if the process has registered its handler
+        before = _size(dump_file)  # the file exists if the process has registered its handler
         process = os.pidfd_open(pid)
     except (OSError, AttributeError):
         return []
@@ -127,12 +127,12 @@ def ask_fault_handler(pid: int, start: int, dump_file: str) -> Threads:
         os.close(process)
     dump = _grown(dump_file, before)
     with suppress(OSError), files.opened(dump_file, os.O_WRONLY) as fd:
-        os.ftruncate(fd, 0)  # the handler appends: what was read need not be kept
+        os.ftruncate(fd, 0)  # the handler appends: the part that was read can go
     return parse_dump(dump)
 
 
 def _grown(path: str, before: int) -> str:
-    """What was appended, once it no longer grows; empty if nothing comes in time."""
+    """Return the appended text once it no longer grows; empty if nothing comes in time."""
     deadline = time.monotonic() + ANSWER_SECONDS
     size = before
     while time.monotonic() < deadline:
@@ -147,7 +147,7 @@ def _grown(path: str, before: int) -> str:
     try:
         with files.opened(path) as fd:
             return files.read_at(fd, before, DUMP_BYTES_MAX).decode("utf-8", "replace")
-    except OSError:  # it is the process's own, which may have put something else there
+    except OSError:  # the process owns the file, and may have replaced it
         return ""
 
 
@@ -157,7 +157,7 @@ def _size(path: str) -> int:
 
 
 def catches(pid: int, number: int) -> bool:
-    """True if the process has a handler for that signal."""
+    """Return True if the process has a handler for that signal."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -167,7 +167,7 @@ def catches(pid: int, number: int) -> bool:
 
 
 def parse_dump(text: str) -> Threads:
-    """Threads are dumped newest first, so the main one comes last."""
+    """Parse a dump, whose threads are newest first, so that the main thread comes last."""
     threads: Threads = []
     for line in text.splitlines():
         if _DUMPED_THREAD.match(line):

@@ -1,7 +1,7 @@
-"""Our packages for a program that is executed as a file, `python -I -S FILE`: importable, without their `__init__`.
+"""Makes our packages importable, without their `__init__`, for a program executed as a file, `python -I -S FILE`.
 
-Such a program is copied for every rank, or starts for every command: what it imports costs memory and time each time.
-Import this module first; it needs nothing else of ours.
+Such a program is copied for every rank, or starts for every command: each import costs memory and time every time.
+Import this module first; it needs no other module of ours.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What supervisors are asked to start: the ranks of a run, with their environment, command line and limits."""
+"""Start requests for supervisors: the ranks of a run, with their environment, command line and limits."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from basilica.runtimes.local.task import CommandTask, RankTask, StartRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Starting:
-    """`mark` tells the control groups of this server from those of others. `directory`: where ranks run by default."""
+    """Builds start requests. `mark` sets this server's control groups apart; ranks run in `directory` by default."""
 
     layout: Layout
     hosts: Hosts
@@ -38,13 +38,13 @@ class Starting:
     access: Access
 
     def request(self, run: Run, granted: Mapping[Launch, tuple[str, ...]]) -> StartRequest:
-        """Start these, each with the GPUs that it was given."""
+        """Return the request for these launches, each with its GPUs; make the directories that they need."""
         self.access.passage(self.layout.run(run.instance))
-        with suppress(FileExistsError):  # what a rank made of it is its own affair: nobody here reads it
+        with suppress(FileExistsError):  # a rank may have replaced it: the server never reads it
             self.access.give(self.layout.checkpoints(run.instance))
         files.make_directory(str(self.layout.results(run.instance)))
         self.access.give(self.layout.results(run.instance))
-        if self.access.user is not None:  # else they make it themselves, when they first report
+        if self.access.user is not None:  # else ranks make it themselves at their first report
             self.access.give(self.layout.reports(run.instance))
         environment = self._common(run)
         return StartRequest(
@@ -61,11 +61,11 @@ class Starting:
         )
 
     def environment(self, run: Run, launch: Launch, uuids: tuple[str, ...]) -> dict[str, str]:
-        """All that this attempt finds."""
+        """Return the whole environment of this attempt."""
         return self._common(run) | self._own(run, launch, uuids)
 
     def command(self, run: Run, launch: Launch, uuids: tuple[str, ...], argv: Sequence[str]) -> CommandTask:
-        """A command beside this attempt, within its limits."""
+        """Return the task of a command beside this attempt, within its limits."""
         return CommandTask(
             argv=self.access.command(argv),
             env=self.environment(run, launch, uuids),
@@ -131,6 +131,6 @@ class Starting:
         )
 
     def _own_command_line(self, run: Run, launch: Launch, environment: Mapping[str, str]) -> list[str] | None:
-        """None if it is the same for all ranks."""
+        """Return this rank's own command line, None if all ranks have the same."""
         argv, enter = own_command_line(run.spec, environment), self.hosts.of_rank(launch.rank).enter
         return [*enter, *(argv or command_line(run.spec))] if enter else argv

@@ -1,8 +1,7 @@
-"""Having attempts end: those that run, those that wait, and those that must never start.
+"""Stops of attempts: of those that run, those that wait, and those that must never start.
 
-A supervisor that is asked ends its rank within the grace, and writes down how. One that does not, since somebody has
-stopped it or since it hangs, is not waited for: what the rank started is killed, then the supervisor, and the end is
-written down by us.
+A supervisor that is asked to stop ends its rank within the grace, and records the end. The runtime does not wait for a
+supervisor that is suspended or hangs: it kills the rank's processes, then the supervisor, and records the end itself.
 """
 
 import asyncio
@@ -32,7 +31,7 @@ log = logging.getLogger("basilica.runtime")
 OVERDUE_S = 1.0  # after the grace; a supervisor needs milliseconds
 TRY_AGAIN_S = 0.5
 TRY_AGAIN_AT_MOST_S = 30.0
-HANGS_AFTER_S = 30.0  # after the grace: it may have to wait for a disk, or for a process that the kernel holds
+HANGS_AFTER_S = 30.0  # after the grace: a supervisor may wait for a disk, or for a process that is stuck in the kernel
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,10 +44,10 @@ class Stopping:
     pool: Pool
     clock: SteadyClock
     reserve: Reserve
-    _due: dict[Key, float] = field(default_factory=dict)  # when those that were asked to end are overdue
+    _due: dict[Key, float] = field(default_factory=dict)  # when attempts that were asked to stop are overdue
 
     async def stop(self, key: Key, grace_seconds: float) -> None:
-        """Ask for the end of an attempt of a known run. `OSError` if that can neither be written down nor signalled."""
+        """Request the stop of an attempt of a known run. `OSError` if it can neither be written nor signalled."""
         attempt = self.table.find(key)
         if attempt is not None and attempt.sight is Sight.ENDED:
             return
@@ -62,30 +61,30 @@ class Stopping:
         except OSError:
             if attempt is None or attempt.watch is None or attempt.orphaned:
                 raise
-            asking = signal.SIGUSR1  # no room for the file: then with the run's own grace
+            asking = signal.SIGUSR1  # no room for the stop file: the run's own grace applies
         await self.tracking.look_now(key)
         attempt = self.table.find(key)
         if attempt is None or attempt.sight is Sight.ENDED:
             return
         if attempt.watch is not None:
             attempt.watch.signal(asking)
-            attempt.watch.signal(signal.SIGCONT)  # one that is stopped would not hear the other
-        elif attempt.sight is Sight.UNKNOWN:  # its record is none: its processes are all that is known of it
+            attempt.watch.signal(signal.SIGCONT)  # a suspended supervisor would not receive the first
+        elif attempt.sight is Sight.UNKNOWN:  # without a usable record, only its processes are known
             await self.pool.run(terminate_strays, self.layout, key)
         else:
-            return  # it has ended, and is being looked at
+            return  # it has ended, and is being refreshed
         due = time.monotonic() + grace_seconds + (0.0 if attempt.orphaned else OVERDUE_S)
         if due < self._due.get(key, float("inf")):
             self._due[key] = due
             self.background.spawn(self._insist(key, due))
 
     def _ask(self, key: Key, grace_seconds: float, never_started: Exit) -> bool:
-        """Write it down. True if that was in time for the attempt never to start."""
+        """Write the stop request. Return True if it came in time to keep the attempt from ever starting."""
         self.reserve.spend(partial(write_stop, self.layout.stop(key), grace_seconds))
         return self.reserve.spend(partial(bury, self.layout.record(key), never_started))
 
     async def _insist(self, key: Key, due: float) -> None:
-        """See to it that an attempt which was asked to end does."""
+        """Kill an attempt that has not ended when its stop is due, repeatedly until it has."""
         try:
             await asyncio.sleep(due - time.monotonic())
             pause = TRY_AGAIN_S
@@ -96,7 +95,7 @@ class Stopping:
                     attempt.watch.signal(signal.SIGCONT)
                 claim = attempt.claim or NOBODY
                 left = await self.pool.run(kill_leftovers, self.layout, key, claim)
-                self.tracking.look(key)  # where its record is none, nobody else says that it is gone
+                self.tracking.look(key)  # without a usable record, no other event reveals its end
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, TRY_AGAIN_AT_MOST_S)
                 attempt = self._left(key)
@@ -107,12 +106,12 @@ class Stopping:
                 del self._due[key]
 
     def _left(self, key: Key) -> Attempt | None:
-        """The attempt, if it has not ended."""
+        """Return the attempt, if it has not ended."""
         attempt = self.table.find(key)
         return None if attempt is None or attempt.sight is Sight.ENDED else attempt
 
     def _kill_supervisor(self, attempt: Attempt, *, overdue: float) -> None:
-        """Nothing is left of the rank, and still its supervisor does not say so. Its end is noticed, and recorded."""
+        """Kill a supervisor that is suspended or hangs though its rank is gone. Its watch then records the end."""
         if attempt.watch is None or attempt.orphaned:
             return
         if is_stopped(attempt.watch.pid) or overdue > HANGS_AFTER_S:

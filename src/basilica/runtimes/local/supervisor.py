@@ -3,8 +3,8 @@
 The fork server reads requests (8 bytes of length, then JSON) from its stdin, forks one supervisor per rank and answers
 with their pids. At end of file it exits; the supervisors, each in a session of its own, live on.
 
-A supervisor locks its rank, claims the attempt, executes the rank and stays until the rank and everything it started
-is gone. Then it writes down how the rank ended. It needs nobody: the control plane may be dead all the while.
+A supervisor locks its rank, claims the attempt, executes the rank and stays until the rank and every process that it
+started are gone. Then it writes the exit record. It works without the control plane, which may be down meanwhile.
 
 Each import here costs memory per rank and time per start, hence no `typing`, `socket`, `subprocess` or `asyncio`.
 """
@@ -83,12 +83,12 @@ COUNTER = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class ForkServer:
-    """Forks supervisors as asked until the control plane is gone. What all of them need is found out once, here."""
+    """Forks supervisors on request until the control plane is gone, and computes once the data that they share."""
 
     def __init__(self, control: int) -> None:
         self.control = control
         self.boot = boot()
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for supervisors: the kernel reaps them
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for supervisors: the kernel reaps them
         for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
             signal.signal(ignored, signal.SIG_IGN)
         self.changed_signals = {*WOKEN_BY, *changed_signals()}
@@ -116,14 +116,14 @@ class ForkServer:
         code = 1
         try:
             null = os.open(os.devnull, os.O_RDWR)
-            os.dup2(null, self.control)  # held by us, it would keep the control plane from seeing the server's death
+            os.dup2(null, self.control)  # our copy would hide the fork server's death from the control plane
             os.close(null)
             os.setsid()
             prctl(PR_SET_CHILD_SUBREAPER, 1)
             prctl(PR_SET_NAME, NAME)
             Supervisor(self, request, task).supervise()
             code = 0
-        except BaseException:  # noqa: BLE001  whatever it was, a child must not go on with the server's loop
+        except BaseException:  # noqa: BLE001  after any failure, a child must not continue the server's loop
             sys.excepthook(*sys.exc_info())
             sys.stderr.flush()
         os._exit(code)
@@ -133,7 +133,7 @@ class ForkServer:
 
 
 class Supervisor:
-    """One attempt of one rank, from the claim to the exit record."""
+    """Supervises one attempt of one rank, from the claim to the exit record."""
 
     def __init__(self, server: ForkServer, request: StartRequest, task: RankTask) -> None:
         self.server = server
@@ -152,7 +152,7 @@ class Supervisor:
         return f"{self.directory}/{self.task['attempt']}.{kind}"
 
     def now(self) -> float:
-        """The moment on the time line of who asked for the rank: it does not jump when the wall clock is set."""
+        """Return the time by the requesting server's clock, which does not jump when the wall clock is set."""
         return self.request["clock_zero"] + time.clock_gettime(COUNTER)
 
     def supervise(self) -> None:
@@ -175,7 +175,7 @@ class Supervisor:
             self.finish(exit_code=code, start_error=sentence)
             return
         rank = {"pid": self.rank_pid, "start": start_time(self.rank_pid), "started_at": self.now()}
-        with suppress(OSError):  # a failing disk is no reason to leave the rank alone
+        with suppress(OSError):  # a failing disk is no reason to abandon the rank
             append(self.record, "running", rank)
         self.tell("started")
         status = self.wait()
@@ -186,15 +186,15 @@ class Supervisor:
             self.finish(exit_code=os.WEXITSTATUS(status))
 
     def claim(self) -> bool:
-        """Make this attempt ours, before anything is executed. False: it is somebody else's, or it shall never run.
+        """Claim this attempt before executing anything. False: another process has it, or it must never run.
 
-        The lock on the rank is held until we end, so that two attempts of one rank never run side by side, even if a
-        fork server of a control plane that was killed comes late.
+        The supervisor keeps the rank's lock until it has written the end, so that two attempts of one rank never run
+        side by side, even if the fork server of a killed control plane is late.
         """
         try:
             fresh = make_directory(self.directory)
             if not fresh and not stat.S_ISDIR(os.lstat(self.directory).st_mode):
-                put_aside(self.directory)  # an earlier attempt put it there
+                put_aside(self.directory)  # an earlier attempt replaced the directory by something else
                 fresh = make_directory(self.directory)
             self.directory_fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except FileNotFoundError:
@@ -218,22 +218,22 @@ class Supervisor:
         if record is None:
             return False
         self.record = record
-        with suppress(OSError):  # a rank that fails again and again does not fill the disk
+        with suppress(OSError):  # a rank that fails repeatedly must not fill the disk
             os.unlink(f"{self.directory}/{self.task['attempt'] - LOGS_KEPT}.log")
         return True
 
     def execute(self) -> tuple[int, str] | None:
-        """Execute the rank's program. Returns an exit code and a sentence if that could not be done.
+        """Execute the rank's program. Return an exit code and a sentence if it could not be executed.
 
-        The rank gets its directory, control groups and limits by inheritance: we take them, spawn, and put them back.
-        A fork that sets them up itself would copy a good part of our memory first.
+        The rank inherits its directory, control groups and limits: the supervisor enters them, spawns, and leaves them.
+        A fork that set them up itself would first copy a good part of the supervisor's memory.
         """
         try:
             log = create_log(self.file("log"))
         except OSError as error:
             return CANNOT_EXECUTE, f"cannot write the log: {error.strerror}"
         if self.user is not None:
-            os.fchown(log, *self.user)  # /dev/stderr is this file, opened once more
+            os.fchown(log, *self.user)  # a rank that opens /dev/stderr opens this file again
         self.log = LogLimit(log, self.directory_fd, self.request["log_limit"])
         problem = enter(self.request["cwd"])
         if problem is None:
@@ -245,14 +245,14 @@ class Supervisor:
             finally:
                 os.chdir("/")
                 if not all([join_cgroup(group["home"]) for group in joined]):
-                    self.task["kill_file"] = self.task["freezer"] = None  # it would hit us as well
+                    self.task["kill_file"] = self.task["freezer"] = None  # they would kill the supervisor as well
             problem = problem or self.set_limits(joined)
         if problem is None:
             self.log.arm()
         return problem
 
     def spawn_when_possible(self, log: int) -> tuple[int, str] | None:
-        """A machine that lacks processes or memory for a moment is tried again, for as long as the rank is wanted."""
+        """Spawn the rank, and retry a passing shortage of processes or memory until the rank is asked to stop."""
         pause = START_AGAIN_AFTER_SECONDS
         while True:
             try:
@@ -268,7 +268,7 @@ class Supervisor:
                 return CANNOT_EXECUTE, "it was stopped before it could be started"
 
     def spawn(self, log: int) -> tuple[int, str] | None:
-        """`OSError` for a shortage that may pass."""
+        """Spawn the rank as its user; raise `OSError` for a shortage that may pass."""
         with real_user(self.user):
             if self.user is not None and not os.access(".", os.X_OK):
                 return CANNOT_EXECUTE, f"the user that ranks run as may not enter the directory {self.request['cwd']}"
@@ -304,14 +304,14 @@ class Supervisor:
                 if error.errno in SHORTAGES:
                     raise
                 return CANNOT_EXECUTE, exec_problem(program, error)
-            except (ValueError, NotImplementedError) as error:  # what this system's C library does not take
+            except (ValueError, NotImplementedError) as error:  # arguments that this system's C library rejects
                 return CANNOT_EXECUTE, f"cannot execute {program}: {error}"
             else:
                 return None
         return (CANNOT_EXECUTE, f"not executable: {program}") if denied else (NOT_FOUND, f"no such program: {program}")
 
     def set_limits(self, joined: list[CgroupTask]) -> tuple[int, str] | None:
-        """Limit the rank's groups, now that we are out of them: the kernel would choose us as the one to kill, too."""
+        """Limit the rank's groups once the supervisor has left them: the kernel might kill it for memory, too."""
         for group in joined:
             for name, value in group["settings"]:
                 path = os.path.join(group["path"], name)
@@ -322,10 +322,10 @@ class Supervisor:
         return None
 
     def wait(self) -> int:
-        """Return the rank's wait status once it and all that it started are gone.
+        """Return the rank's wait status once the rank and every process that it started are gone.
 
-        We are the subreaper: whatever the rank started, daemons too, is our child once its parents are gone. So "no
-        child is left" means that nothing is left at all.
+        The supervisor is the subreaper: every process of the rank, daemons too, becomes its child once its parents are
+        gone. So "no child is left" means that no process of the rank is left.
         """
         status: int | None = None
         while True:
@@ -352,7 +352,7 @@ class Supervisor:
             self.sleep(rank_runs=status is None)
 
     def sleep(self, *, rank_runs: bool) -> None:
-        """Sleep until a child ended, somebody wants the rank stopped, output came, or a time has come."""
+        """Sleep until a child ends, a stop is requested, output is written, or a timer is due; then handle it."""
         assert self.log is not None
         until = min(self.kill_at, self.log.look_at)
         arrived = self.wakeup.wait(until)
@@ -364,7 +364,7 @@ class Supervisor:
             self.log.trim()
 
     def stop_if_asked(self, arrived: bytes) -> None:
-        """SIGTERM: there is a file that says so. SIGUSR1: there was no room on the disk for one."""
+        """Stop on SIGTERM, as the stop file says, and on SIGUSR1, sent when the disk had no room for that file."""
         asked_before = self.asked_to_stop
         if signal.SIGTERM in arrived:
             self.read_stop()
@@ -383,27 +383,27 @@ class Supervisor:
             ValueError,
             TypeError,
             KeyError,
-        ):  # something else is in its place: somebody asked all the same
+        ):  # an unusable stop file is still a request to stop
             self.take_stop(self.request["grace"])
 
     def take_stop(self, grace: float) -> None:
-        """A later stop may shorten the grace, never lengthen it."""
+        """Record the request to stop. A later request may shorten the grace, never lengthen it."""
         self.asked_to_stop = True
         self.kill_at = min(self.kill_at, time.monotonic() + grace)
 
     def kill_tree(self) -> None:
-        """SIGKILL to everything that the rank started. The cgroup catches what forks meanwhile; the walk, the rest."""
+        """Send SIGKILL to every process of the rank. The cgroup reaches ones forked meanwhile; the walk, the rest."""
         if sys.platform != "linux":
             send_to_group(self.rank_pid, signal.SIGKILL)
             return
         killed = kill_cgroup(self.task["kill_file"]) or kill_frozen(self.task["freezer"])
         if not killed or self.kill_pause > KILL_AGAIN_AFTER_S:
             for pid in descendants(os.getpid()):
-                with suppress(OSError):  # gone meanwhile
+                with suppress(OSError):  # the process has ended meanwhile
                     os.kill(pid, signal.SIGKILL)
 
     def finish(self, *, exit_code: int | None, killer: str | None = None, start_error: str | None = None) -> None:
-        """Write the exit record, whatever it takes: nobody else knows how the rank ended."""
+        """Write the exit record, retrying until it is written: no other process knows how the rank ended."""
         memory_kills = read_memory_kills(self.task["memory_events"])
         stopped = self.asked_to_stop
         record = {
@@ -421,28 +421,28 @@ class Supervisor:
                 self.record = in_place(self.record, self.directory, self.file("record"))
                 append(self.record, "exit", record)
                 break
-            except FileNotFoundError:  # the directory of all runs was removed: nobody will ever look for this one
+            except FileNotFoundError:  # the directory of all runs was removed: no reader is left
                 break
             except OSError:
                 time.sleep(TRY_TO_WRITE_AGAIN_S)
-        fcntl.flock(self.directory_fd, fcntl.LOCK_UN)  # whoever hears of the end may start the next attempt at once
-        # Readers first, then the disk: a line that a power cut takes away reads as "nobody knows", never as a lie.
+        fcntl.flock(self.directory_fd, fcntl.LOCK_UN)  # the reader of the end may start the next attempt at once
+        # Notify readers before syncing: a line lost in a power cut reads as an unknown end, never as a false one.
         self.tell("ended")
-        with suppress(OSError):  # nothing better can be done about a failing disk here
+        with suppress(OSError):  # there is no remedy for a failing disk here
             os.fsync(self.record)
-            os.fsync(self.directory_fd)  # else the file may be there without its name
+            os.fsync(self.directory_fd)  # else the file may survive without its name
         for group in reversed(self.task["cgroups"]):
             remove_cgroup(group["path"])
 
     def tell(self, what: str) -> None:
-        """Wake the control plane, if there is one. It looks at the files itself, so a lost message costs only time."""
+        """Wake the control plane, if one runs. It reads the files itself, so a lost message costs only time."""
         task = self.task
         try:
             fd = os.open(self.request["wake"], os.O_WRONLY | SAFELY)
         except OSError:
             return
         with suppress(OSError):
-            if stat.S_ISFIFO(os.fstat(fd).st_mode):  # the line is one of its own, whatever a rank wrote before it
+            if stat.S_ISFIFO(os.fstat(fd).st_mode):  # the leading newline ends whatever a rank wrote before
                 os.write(fd, f"\n{task['instance']} {task['rank']} {task['attempt']} {what}\n".encode())
         os.close(fd)
 

@@ -1,7 +1,7 @@
-"""The attempts of the runs that somebody asked for, in memory.
+"""The in-memory table of the attempts of requested runs.
 
-The records on disk are the truth, and this only mirrors them. A run that has ended takes room with its last lines: of
-those only some stay, and the others are read again if somebody asks.
+The records on disk are the source of truth; the table mirrors them. Ended runs take memory with their last lines of
+output, so only some stay in the table; the others are read again on request.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ RUNS_REMEMBERED = 256
 class Table:
     def __init__(self) -> None:
         self._runs: dict[str, dict[Key, Attempt]] = {}
-        self._ended: dict[str, None] = {}  # runs all of whose attempts have ended, by when they were last looked at
+        self._ended: dict[str, None] = {}  # runs whose attempts have all ended, least recently observed first
         self._sweep_at = RUNS_REMEMBERED
 
     def __contains__(self, instance: str) -> bool:
@@ -27,22 +27,22 @@ class Table:
         return iter(self._runs)
 
     def add(self, instance: str) -> dict[Key, Attempt]:
-        """The attempts of a run, none so far if it was not known."""
+        """Return the attempts of a run, added without attempts if it was not known."""
         return self._runs.setdefault(instance, {})
 
     def of(self, instance: str) -> dict[Key, Attempt]:
-        """The attempts of a run that is known."""
+        """Return the attempts of a known run."""
         return self._runs[instance]
 
     def find(self, key: Key) -> Attempt | None:
         return self._runs.get(key.instance, {}).get(key)
 
     def entry(self, key: Key, sight: Sight) -> Attempt:
-        """The attempt of a run that is known; one that was not, as seen like that."""
+        """Return the attempt of a known run; a new attempt is added with this sight."""
         return self._runs[key.instance].setdefault(key, Attempt(key=key, sight=sight))
 
     def attempts(self) -> list[Attempt]:
-        """Of all runs."""
+        """Return the attempts of all runs."""
         return [attempt for attempts in self._runs.values() for attempt in attempts.values()]
 
     def remove(self, instance: str) -> None:
@@ -54,10 +54,10 @@ class Table:
             attempt.unwatch()
         self._runs.clear()
 
-    # ---- what need not stay ----------------------------------------------------------------------------------------
+    # ---- eviction --------------------------------------------------------------------------------------------------
 
     def looked_at(self, instance: str) -> None:
-        """Somebody has just looked at this run: if it has ended, it is the latest of those."""
+        """Mark the run as just observed; if it has ended, it becomes the last ended run to be evicted."""
         if self._runs[instance] and self._has_ended(instance):
             self._keep_ended(instance)
         if len(self._runs) > self._sweep_at:
@@ -73,7 +73,7 @@ class Table:
                 self._runs.pop(oldest, None)
 
     def _sweep(self) -> None:
-        """Those that have ended and that nobody has looked at since are many as well."""
+        """Evict ended runs by age, since those that were never observed after their end also pile up."""
         ended = [instance for instance in self._runs if self._has_ended(instance)]
         for instance in ended[: -RUNS_REMEMBERED // 2]:
             del self._runs[instance]

@@ -1,12 +1,12 @@
-"""What the control plane tells the fork server about the ranks to start: the shape of one request and its answer."""
+"""The messages between the control plane and the fork server: a request to start ranks, and its answer."""
 
 from typing import NotRequired, TypedDict
 
 
 class CgroupTask(TypedDict):
-    """One control group to make. `settings` are (file, value); a file that is not there is left out.
+    """One control group to make. `settings` are (file, value); a missing file is skipped.
 
-    `home` is the group that the supervisor came from and goes back to.
+    `home` is the group that the supervisor comes from and returns to.
     """
 
     path: str
@@ -16,7 +16,7 @@ class CgroupTask(TypedDict):
 
 
 class RankTask(TypedDict):
-    """One rank to start, with its files in `directory`. `env` is added to the request's; nothing of it goes to disk.
+    """One rank to start, with its files in `directory`. `env` is added to the request's; it is never written to disk.
 
     `argv` is this rank's own command line, None if it is the request's.
     """
@@ -35,10 +35,10 @@ class RankTask(TypedDict):
 
 
 class StartRequest(TypedDict):
-    """Ranks of one run. `memory_limit` is for machines that limit no memory by control groups.
+    """The ranks of one run to start. `memory_limit` is for machines whose control groups limit no memory.
 
-    `grace` is for a stop that could not say its own, the disk being full. `clock_zero` is the moment at which the
-    kernel's counter of seconds since boot was zero, on the time line of who asks: the moments in records are on it.
+    `grace` applies to a stop whose own grace could not be written, the disk being full. `clock_zero` is the time, by
+    the requesting server's clock, at which the kernel's counter of seconds since boot was zero; records use that clock.
     `user`: the uid and gid that ranks run as, if not the server's.
     """
 
@@ -55,7 +55,7 @@ class StartRequest(TypedDict):
 
 
 class StartReply(TypedDict):
-    """The supervisors' pids in the order of the ranks, as far as it got; `error` says why it stopped."""
+    """The pids of the started supervisors in the order of the ranks; `error` says why the rest was not started."""
 
     pids: list[int]
     error: str | None

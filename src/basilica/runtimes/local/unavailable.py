@@ -1,4 +1,4 @@
-"""What the disk and damaged records say, as the error that the controller understands and tries again after."""
+"""Conversion of disk errors and damaged records into the error after which the controller retries."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from basilica.machine.files import UnusableFile
 
 @contextmanager
 def or_unavailable(what: str) -> Iterator[None]:
-    """`what` could not be done: it stands before the reason."""
+    """Raise disk errors and damaged records as `RuntimeUnavailable`: `what`, the failed action, then the reason."""
     try:
         yield
     except BasilicaError:

@@ -1,6 +1,6 @@
 """The FIFO into which supervisors write a line when a rank has started or ended.
 
-A FIFO rather than a socket: its path may be long, and it holds a thousand lines where a datagram socket holds ten.
+It is a FIFO rather than a socket: its path may be long, and it buffers a thousand lines, a datagram socket ten.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ FULL = 60 * 1024  # of the kernel's 64 KiB: lines may have been lost
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """`what` is "started", "ended", or "failed" with the reason why the attempt could not even be claimed."""
+    """A line. `what`: "started", "ended", "failed" (to claim) or "short" (of resources) with a reason; "reporting"."""
 
     key: Key
     what: str
@@ -37,7 +37,7 @@ class Wakeups:
         lost: Callable[[], None],
         made: Callable[[Path], None] = lambda _: None,
     ) -> None:
-        """`made` is called with the path whenever the FIFO was made, before anybody is waited for."""
+        """`made` is called with the path whenever the FIFO was made, before it is read."""
         self._path = path
         self._made = made
         self._told = told
@@ -47,7 +47,7 @@ class Wakeups:
         self.renew()
 
     def renew(self) -> None:
-        """Make the FIFO, unless it is there: any rank can put something else in its place."""
+        """Make the FIFO anew, unless it is in place: any rank can replace it by something else."""
         if self._fd >= 0:
             with suppress(OSError):
                 if os.path.samestat(os.lstat(self._path), os.fstat(self._fd)):
@@ -56,7 +56,7 @@ class Wakeups:
         files.put_aside(str(self._path))
         os.mkfifo(self._path, 0o600)
         self._made(self._path)
-        # Opened for both: with a writer always there, the end of the last supervisor is no end of file.
+        # Opened for both: our own writer keeps the end of the last supervisor from being an end of file.
         self._fd = os.open(self._path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._loop.add_reader(self._fd, self._read)
 
@@ -73,7 +73,7 @@ class Wakeups:
             self._lost()
 
     def _tell(self, told: Told) -> None:
-        """Any rank can write here: a line that cannot be acted on must not take the others with it."""
+        """Handle one line. Any rank can write here: a line that cannot be handled must not lose the others."""
         try:
             self._told(told)
         except Exception:
@@ -86,7 +86,7 @@ class Wakeups:
 
 
 def parse(line: str) -> Told | None:
-    """One line; None for one that no supervisor wrote."""
+    """Parse a line; return None for one that no supervisor wrote."""
     match line.split(" ", 4):
         case [instance, rank, attempt, what, *detail] if "/" not in instance and instance not in ("", ".", ".."):
             numbers = number_of(rank), number_of(attempt)

@@ -1,4 +1,4 @@
-"""Ranks whose run was sent a directory: they wait until it is unpacked, and fail if it cannot be.
+"""Work directories from archives: ranks wait until theirs is unpacked, and fail if it cannot be.
 
 A turn of the controller does not wait for that. Meanwhile the attempts are seen as queued, with the reason.
 """
@@ -32,7 +32,7 @@ NOTE = "its directory is being unpacked"
 
 @dataclass(slots=True, kw_only=True)
 class Unpacking:
-    """`prepare` is what else a run needs before its ranks start."""
+    """Unpacks directories, then launches ranks. `prepare` does the rest that a run needs before its ranks start."""
 
     layout: Layout
     archives: Archives
@@ -47,7 +47,7 @@ class Unpacking:
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     async def launch(self, run: Run, launches: Sequence[Launch]) -> None:
-        """Start the ranks once the directory is there."""
+        """Start the ranks once the directory is unpacked."""
         if run.instance in self._done:
             await self.prepare(run)
             await self.launching.launch(run, launches)
@@ -63,7 +63,7 @@ class Unpacking:
             self._tasks[run.instance] = task
 
     async def forget(self, instance: str) -> None:
-        """The run is to be removed: from now on nobody writes to its directory."""
+        """Stop unpacking for a run that is to be removed: no write to its directory comes after this."""
         task = self._tasks.pop(instance, None)
         if task is not None:
             task.cancel()
@@ -95,11 +95,11 @@ class Unpacking:
         except (RuntimeUnavailable, OSError) as error:
             log.warning("cannot start ranks of %s: %s", run.instance, error)
             for key in self._still(waiting):
-                self.tracking.forget(key)  # the controller finds them missing and asks again
+                self.tracking.forget(key)  # the controller finds them missing and launches them again
         self.changes.tell(run.instance)
 
     def _still(self, waiting: dict[Key, Launch]) -> list[Key]:
-        """Those that nobody has stopped meanwhile."""
+        """Return the attempts that were not stopped meanwhile."""
         found = ((key, self.table.find(key)) for key in waiting)
         return [key for key, attempt in found if attempt is not None and attempt.sight is Sight.QUEUED]
 
@@ -108,6 +108,6 @@ class Unpacking:
             exit_code=CANNOT_EXECUTE, reason=START_ERROR, finished_at=self.tracking.clock.now(), start_error=problem
         )
         for key in keys:
-            with suppress(OSError):  # no room to write it down: what is known here counts
+            with suppress(OSError):  # no room for the record: the table's entry counts
                 await self.pool.run(bury, self.layout.record(key), exit)
             self.tracking.end_unstarted(key, exit)
