@@ -1,7 +1,7 @@
 """The numbers of one replica in one round: encoded and hashed for the others, and reduced with theirs.
 
-It knows nothing of objects or of time. Sums are made in the order of the ranks by correctly rounded operations, so
-whoever reduces a chunk gets the same bits.
+The module has no notion of objects or of time. Sums follow the order of the ranks and use correctly rounded operations,
+so every replica that reduces a chunk gets the same bits.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ Bytes = NDArray[np.uint8]
 
 @dataclass
 class Residuals:
-    """What quantization took away from this replica so far, by chunk: of what it sent, and of the means it made."""
+    """The quantization errors of this replica so far, by chunk: of the parts it sent, and of the means it made."""
 
     sent: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     made: dict[int, NDArray[np.float32]] = field(default_factory=dict)
@@ -70,10 +70,10 @@ class Numbers:
         self._made: dict[int, Bytes] = {}
         self._sums: dict[int, Array] = {}
 
-    # What goes out.
+    # Output.
 
     def wire(self, index: int) -> memoryview:
-        """My chunk as it travels: where it lies, if it travels as it is."""
+        """Return my chunk in wire form: a view of the array itself, if the bytes are the same."""
         chunk = self.layout.chunks[index]
         encoded = self._encoded.get(index)
         if encoded is None:
@@ -84,7 +84,7 @@ class Numbers:
         return as_bytes(encoded)
 
     def digest(self, index: int) -> str:
-        """The checksum of my chunk."""
+        """Return the checksum of my chunk."""
         known = self._digests.get(index)
         if known is None:
             known = self._digests[index] = digest(self.wire(index))
@@ -98,13 +98,13 @@ class Numbers:
         return encoded
 
     def residuals(self, *, counted: bool) -> Residuals | None:
-        """What to begin the next round with; what was sent in vain is not remembered."""
+        """Return the residuals for the next round; those of a part that was not counted are dropped."""
         if self._before is None:
             return None
         return self._before.followed_by(self._after if counted else Residuals(made=self._after.made))
 
     def _residual(self, which: str, index: int, chunk: Chunk) -> NDArray[np.float32] | None:
-        """What the round before left, to be overwritten by what this one leaves. Every attempt starts with that."""
+        """Return a copy of the previous round's residual, for this round to overwrite; every attempt starts from it."""
         if self._before is None or self.layout.segments[chunk.segment].wire not in QUANTIZED.values():
             return None
         count = chunk.stop - chunk.start
@@ -113,10 +113,10 @@ class Numbers:
         getattr(self._after, which)[index] = left
         return left
 
-    # What is made of everybody's.
+    # Reduction.
 
     def reduce(self, index: int, wires: Sequence[memoryview], weights: Sequence[float]) -> str:
-        """Make the mean of a chunk from the parts in rank order; the checksum of its wire form."""
+        """Compute the mean of a chunk from the parts in rank order; return the checksum of its wire form."""
         chunk = self.layout.chunks[index]
         how = self._codecs[chunk.segment]
         target = self._target[chunk.segment]
@@ -142,7 +142,7 @@ class Numbers:
         return self._sums[chunk.segment][:count]
 
     def made(self, chunks: range) -> Iterator[memoryview]:
-        """The wire form of the means that were made here."""
+        """Yield the wire form of the means that were computed here."""
         for index in chunks:
             made = self._made.get(index)
             if made is not None:
@@ -152,10 +152,10 @@ class Numbers:
                 assert place is not None
                 yield place
 
-    # What comes in.
+    # Input.
 
     def place(self, chunks: range) -> memoryview | None:
-        """Where the wire form of these chunks may be put directly, if that is possible."""
+        """Return the target memory of these chunks, if their wire form can be read into it directly; else None."""
         if not chunks:
             return None
         first, last = self.layout.chunks[chunks[0]], self.layout.chunks[chunks[-1]]
@@ -166,7 +166,7 @@ class Numbers:
         return as_bytes(view) if view is not None and view.nbytes == end - begin else None
 
     def accept(self, index: int, wire: memoryview) -> None:
-        """Take a chunk of the mean that is not in its place yet."""
+        """Decode a chunk of the mean into its place in the target."""
         chunk = self.layout.chunks[index]
         target = self._target[chunk.segment]
         place = target.view(chunk.start, chunk.stop)
@@ -181,7 +181,7 @@ class Numbers:
 
 
 def _mean(out: Array, values: Iterator[Array], weights: Sequence[float]) -> None:
-    """The weighted mean, summed in the order given. Equal weights need no multiplication; weight 0 is left out."""
+    """Compute the weighted mean, summed in the given order. Equal weights are not multiplied; weight 0 is skipped."""
     if len(set(weights)) == 1:
         np.copyto(out, next(values))
         for more in values:
@@ -203,16 +203,16 @@ def _mean(out: Array, values: Iterator[Array], weights: Sequence[float]) -> None
 
 
 def _blend(out: Array, values: Iterator[Array], weights: Sequence[float]) -> None:
-    """Of numbers that describe: the weighted mean of floats, the greatest of integers.
+    """Combine state numbers (see `wire`): the weighted mean of floats, the maximum of integers.
 
-    A mean lies between the least and the greatest. Rounding must not move it out of there, so that numbers that are the
-    same everywhere stay exactly as they are.
+    A mean lies between the minimum and the maximum. Rounding must not move it outside, so that numbers that are equal
+    in all replicas stay exactly the same.
     """
     counted = [np.array(numbers) for numbers, weight in zip(values, weights, strict=True) if weight]
     greatest = np.maximum.reduce(counted)
     if out.dtype.kind in "iub":
         np.copyto(out, greatest)
         return
-    with np.errstate(invalid="ignore"):  # an infinity of either sign: there is no mean, and NaN says so
+    with np.errstate(invalid="ignore"):  # infinities of both signs have no mean: the result is NaN
         _mean(out, iter(counted), [weight for weight in weights if weight])
     np.clip(out, np.minimum.reduce(counted), greatest, out=out)

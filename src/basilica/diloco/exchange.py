@@ -1,4 +1,4 @@
-"""The second half of a round: reduce the shards that are ours, and read the means of the others."""
+"""The second half of a round: a replica reduces its own shards, and reads the means of the other shards."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -22,15 +22,15 @@ from basilica.diloco.errors import CorruptPart, RoundGone
 from basilica.diloco.records import Gone, Record, Torn, digest
 
 CHECKS = tuple(4 * 2**n for n in range(16))
-"""At which looks for a result that does not come we find out whether it was removed long ago."""
+"""The listings without an awaited result after which the replica checks whether the round was removed long ago."""
 READ_AHEAD = 8
-"""Pieces of results that are read at a time: they are all the memory that reading needs."""
+"""Pieces of results that are read at a time: the only memory that reading needs."""
 READS = 3
-"""How often bytes that do not fit their checksum are read before they are called corrupt."""
+"""Reads of bytes that do not match their checksum before they are declared corrupt."""
 
 
 class Exchange:
-    """What a replica does once a manifest stands."""
+    """The work of one replica after a manifest was created."""
 
     def __init__(self, terms: Terms, rank: int, numbers: Numbers, settings: Settings, patience: Patience) -> None:
         self.terms, self.rank, self.numbers, self.settings, self.patience = terms, rank, numbers, settings, patience
@@ -41,13 +41,13 @@ class Exchange:
         return self.layout.shard(index, len(self.terms.expected))
 
     def left_out(self, rank: int) -> range:
-        """The chunks that are not in a rank's part, because only it reduces them."""
+        """Return the chunks that a rank's part omits, because only that rank reduces them."""
         return self.shard(self.terms.expected.index(rank)) if rank in self.terms.expected else range(0)
 
     def run(
         self, manifest: Manifest, parts: Mapping[int, Part], *, reduces: bool, withdraw: bool = False
     ) -> Flow[str | Failure]:
-        """Until all results of the attempt are here: the chain that stands for them; or why there are none."""
+        """Reduce and read until all results of the attempt are here; return their chain, or the attempt's failure."""
         began = yield Now()
         shards = [index for index in range(len(self.terms.expected)) if self.shard(index)]
         ids: dict[int, str] = {}
@@ -57,7 +57,7 @@ class Exchange:
             if manifest.owner(index, self.terms.expected) != self.rank or key in listing:
                 continue
             if withdraw:
-                # My numbers are no longer those that were counted, so nobody can make this mean any more.
+                # My numbers are no longer those that were counted, so no replica can compute this mean any more.
                 failure = Failure(key, "restarted", (self.rank,))
                 if (yield from self._fail(failure)):
                     return failure
@@ -83,12 +83,12 @@ class Exchange:
         return {found.key: found for found in listing}
 
     def _was_left(self, attempt: int) -> Flow[bool]:
-        """Whether this attempt had failed, and a result in it was created anew after it was removed with its round."""
+        """Return whether a later attempt exists: this one failed, and its removed result was created anew."""
         (further,) = yield from fetch(Range(self.place.manifest(attempt + 1), 0, 1))
         return further is not None
 
     def _fail(self, failure: Failure) -> Flow[bool]:
-        """Write a failure into its register; False if something stands there already."""
+        """Write a failure into its register; return False if the register is not empty."""
         record, _ = sealed(failure.fields)
         created: bool = yield Create(failure.key, len(record), iter([record]))
         return created
@@ -96,7 +96,7 @@ class Exchange:
     # Our own shards.
 
     def _reduce(self, manifest: Manifest, parts: Mapping[int, Part], index: int) -> Flow[str | Failure | None]:
-        """Make the mean of a shard and create its result: its id. None if there is one already."""
+        """Compute the mean of a shard, create its result and return its id; None if a result exists already."""
         key = self.place.result(manifest.attempt, index)
         known = yield from self._records(manifest, parts, key)
         if isinstance(known, Failure):
@@ -125,7 +125,7 @@ class Exchange:
         return id if created else None
 
     def _unfit(self, manifest: Manifest, rank: int, key: str) -> Flow[Failure]:
-        """Why bytes of a part do not fit: it is damaged, unless a later start of a rank has replaced it."""
+        """Return why bytes do not match: the part is damaged, unless a later start of a rank has replaced its part."""
         known = yield from self._records(manifest, {}, key)
         if isinstance(known, Failure):
             return known
@@ -136,7 +136,7 @@ class Exchange:
         yield record
 
     def _records(self, manifest: Manifest, parts: Mapping[int, Part], key: str) -> Flow[dict[int, Part] | Failure]:
-        """The records of all counted parts, as the manifest names them."""
+        """Return the records of all counted parts with the ids in the manifest, or a failure if one differs."""
         known: dict[int, Part] = {}
         for rank, member in manifest.members.items():
             part = parts.get(rank)
@@ -154,7 +154,7 @@ class Exchange:
         return known
 
     def _pieces(self, chunks: range) -> Iterator[range]:
-        """Runs of chunks that are read at a time."""
+        """Yield the runs of chunks that are read at a time."""
         start = chunks.start
         for stop in range(start + 1, chunks.stop + 1):
             begin, end = self.layout.span(range(start, min(stop + 1, chunks.stop)))
@@ -163,7 +163,7 @@ class Exchange:
                 start = stop
 
     def _ranges(self, ranks: list[int], piece: range, turn: int) -> tuple[Range, ...]:
-        """The same piece of everybody else's part. Two sets of buffers: one is read into while the other is reduced."""
+        """Return one piece of every other part. Two sets of buffers alternate: one is read into, one is reduced."""
         return tuple(self._range(rank, piece, turn) for rank in ranks if rank != self.rank)
 
     def _range(self, rank: int, piece: range, turn: int) -> Range:
@@ -179,7 +179,7 @@ class Exchange:
     def _chunk(
         self, rank: int, chunk: int, piece: range, wire: memoryview | None, expected: str
     ) -> Flow[memoryview | None]:
-        """One replica's chunk, checked; None if it is damaged however often it is read."""
+        """Return one replica's chunk after its checksum matched; None if it is missing or no repeated read matches."""
         if rank == self.rank:
             return self.numbers.wire(chunk)
         offset = self.layout.chunks[chunk].offset - self.layout.chunks[piece[0]].offset
@@ -199,7 +199,7 @@ class Exchange:
     def _gather(
         self, manifest: Manifest, missing: list[int], ids: dict[int, str], spent: float
     ) -> Flow[Failure | None]:
-        """Read results as they come; a register that stays empty too long is filled with a failure."""
+        """Read results as they appear; write a failure into a register that stays empty too long."""
         began = last = yield Now()
         looks = 0
         self.patience.reset()
@@ -228,7 +228,7 @@ class Exchange:
         return None
 
     def _overdue(self, manifest: Manifest, missing: list[int], *, since_began: float, idle: float) -> Failure | None:
-        """Whether to give up those who owe a result. Pure. `idle`: how long nothing came that could have come."""
+        """Return the failure of the ranks that owe a result, if it is due. Pure. `idle`: seconds that one is late."""
         key = self.place.result(manifest.attempt, missing[0])
         owing = tuple(sorted({manifest.owner(index, self.terms.expected) for index in missing}))
         quorum = self.settings.quorum
@@ -240,7 +240,7 @@ class Exchange:
         return None
 
     def _read_results(self, manifest: Manifest, there: Mapping[int, Found]) -> Flow[dict[int, str] | Failure]:
-        """By shard, the ids of those that are there, whatever the listing says; or the failure that one of them is."""
+        """Read the listed results; return the ids of those that still exist, by shard, or the first failure found."""
         hint = max((len(self.shard(index)) for index in there), default=0)
         records = yield from read_records(list(there.values()), hint)
         genuine: dict[int, Record] = {}
@@ -282,7 +282,7 @@ class Exchange:
         return Range(key, begin - base, end - begin, self.numbers.place(piece))
 
     def _take(self, key: str, piece: range, buffer: memoryview | None, record: Record, chunks: range) -> Flow[None]:
-        """Check the chunks of a result and put them where they belong."""
+        """Verify the chunks of a result and write them into the target arrays."""
         base, _ = self.layout.span(chunks)
         offset, _ = self.layout.span(piece)
         placed = self.numbers.place(piece) is not None
@@ -302,9 +302,9 @@ class Exchange:
                 self.numbers.accept(index, wire)
 
     def check_not_gone(self) -> Flow[None]:
-        """Raise if somebody has finished this round and gone on: what is missing then was there, and was removed.
+        """Raise if the next round has begun: then the missing objects of this one existed, and were removed.
 
-        Not by a listing, which may be old: whoever begins the next round, its first register is the same.
+        A listing may be stale, so this reads the first register of the next round, the same for every replica.
         """
         following = Place(self.place.run, self.place.name, self.place.round + 1)
         (stands,) = yield from fetch(Range(following.manifest(0), 0, 1))

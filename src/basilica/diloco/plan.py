@@ -23,23 +23,23 @@ STATE_BYTES = 8.0
 DAY = 86400.0
 SYNC_CHOICES = (10, 20, 40, 60, 80, 100, 160, 200, 300, 400, 500, 800, 1000)
 USUAL_SYNC = 100
-"""Up to here nothing of the quality is given away for a longer interval."""
+"""The longest interval without a loss of quality."""
 FRAGMENTS = 4
-"""As many as a model is usually divided into; more where what is sent for one would be too large for a store."""
+"""The usual number of fragments of a model; more where the part of one would be too large for a store."""
 MIX = 0.5
 PIECE_BYTES = 16e6
 TURNS = 15
-"""Requests of a round that wait for each other: part, manifest and result are written, with a look before and after
-each and what is read between them, and an old round is removed."""
+"""Sequential requests of a round: the writes of part, manifest and result, a listing before and after each, the reads
+between them, and the removal of an old round."""
 STATE_SHARE = 0.1
-"""The agreed state goes up at most so often that it takes this share of the time between rounds."""
+"""The largest share of the time between rounds that uploads of the agreed state may take."""
 ENOUGH_ROUNDS = 32
-"""With fewer the loss of eight replicas that begin at random was more than 1 % above that of synchronous training."""
+"""With fewer rounds, the loss of eight replicas from a random start was over 1 % above that of synchronous training."""
 BUSY_LINK = 0.8
-"""A link that is to be busier than this will not keep up."""
+"""The largest planned load of a link: a busier one will not keep up."""
 PAUSE = 2.0
 GROWING_PAUSES = 10
-"""Looks at the store before the pause between two of them has its longest."""
+"""Listings of the store before the pause between two of them reaches its maximum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class Prices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """The known facts. `link` is of one replica, in bytes a second, and the same up and down."""
+    """The known facts. `link` is the speed of one replica's link, in bytes a second, the same up and down."""
 
     params: float
     replicas: int
@@ -72,7 +72,7 @@ class Question:
     step_seconds: float
     goal: float = 0.95
     steps: int | None = None
-    """Inner steps of the whole run, where that is known."""
+    """Inner steps of the whole run, if known."""
     store: StoreSpeed = field(default_factory=StoreSpeed)
     prices: Prices = field(default_factory=Prices)
 
@@ -99,7 +99,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Of one replica in `sync_every` steps."""
+    """The traffic of one replica in `sync_every` steps."""
 
     bytes_up: float
     bytes_down: float
@@ -110,7 +110,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Settings, and what to expect of them."""
+    """Settings, and their expected effects."""
 
     sync_every: int
     fragments: int
@@ -120,14 +120,14 @@ class Plan:
     checkpoint_every: int
     utilisation: float
     round_seconds: float
-    """Of one round of one fragment."""
+    """The duration of one round of one fragment."""
     rounds: int | None
-    """In the whole run, of each fragment, where its steps are known."""
+    """Rounds of each fragment in the whole run, if its steps are known."""
     traffic: Traffic
     intervals_per_day: float
-    """How often `sync_every` steps are done in a day."""
+    """Intervals of `sync_every` steps in a day."""
     less_communication: float
-    """How many times less a replica sends and receives than with an all-reduce of gradients in fp32 at each step."""
+    """The factor by which a replica's traffic is below that of an all-reduce of gradients in fp32 at each step."""
     bytes_per_day: float
     requests_per_day: float
     request_dollars_per_day: float
@@ -136,17 +136,18 @@ class Plan:
 
     @property
     def few_rounds(self) -> bool:
-        """Whether the loss will be worse."""
+        """Whether the rounds are too few, so that the loss will be worse."""
         return self.rounds is not None and self.rounds < ENOUGH_ROUNDS
 
 
 def bytes_of_round(size: float, replicas: int) -> tuple[float, float]:
-    """Up and down, of one replica: its part without its own shard, and its shard; the shards of the others, twice."""
+    """Return one replica's bytes up (its part without its own shard, and that shard's mean) and down (twice the others'
+    shards)."""
     return size, 2 * size * (replicas - 1) / replicas
 
 
 def round_seconds(question: Question, size: float) -> float:
-    """Sending, receiving, and the requests that wait for each other."""
+    """Return the duration of a round: upload, download, and the sequential requests."""
     up, down = bytes_of_round(size, question.replicas)
     store = question.store
     turns = TURNS * (store.put_seconds + store.get_seconds + store.list_seconds) / 3
@@ -154,13 +155,13 @@ def round_seconds(question: Question, size: float) -> float:
 
 
 def utilisation(sync_every: int, step_seconds: float, stall: float) -> float:
-    """The share of the time that is spent in inner steps."""
+    """Return the share of the time that is spent in inner steps."""
     work = sync_every * step_seconds
     return work / (work + stall)
 
 
 def make_plan(question: Question) -> Plan:
-    """The simplest that reaches the goal with a usual interval, else with the shortest; else what comes nearest."""
+    """Return the simplest plan that reaches the goal with a usual interval, else with the shortest; else the best."""
     plans = list(_candidates(question))
     enough = [plan for plan in plans if plan.reaches_goal]
     for plan in enough:
@@ -172,7 +173,7 @@ def make_plan(question: Question) -> Plan:
 
 
 def _candidates(question: Question) -> Iterator[Plan]:
-    """The simplest first: waiting for rounds in full precision, then smaller forms, then fragments; H rises in each."""
+    """Yield plans, the simplest first: blocking rounds in full precision, smaller forms, fragments; H rises in each."""
     for fewest in (1, FRAGMENTS):
         for wire in WIRE_BYTES:
             fragments = enough_fragments(question, wire, fewest)
@@ -181,7 +182,7 @@ def _candidates(question: Question) -> Iterator[Plan]:
 
 
 def enough_fragments(question: Question, wire: str, fewest: int = 1) -> int:
-    """How many it takes until what a replica gives for one of them can be written in one conditional request."""
+    """Return the number of fragments for which one conditional request can write a replica's part of each."""
     part = question.params * WIRE_BYTES[wire] * (question.replicas - 1) / question.replicas
     fragments = fewest
     while part / fragments > LARGEST_CREATED:
@@ -190,7 +191,7 @@ def enough_fragments(question: Question, wire: str, fewest: int = 1) -> int:
 
 
 def plan_for(question: Question, *, sync_every: int, fragments: int, wire: str) -> Plan:
-    """What to expect of these settings. With fragments, rounds run beside as many inner steps as they need."""
+    """Return the plan of these settings. With fragments, a round overlaps the inner steps it needs, if so many fit."""
     size = question.params * WIRE_BYTES[wire]
     each = round_seconds(question, size / fragments)
     gap = sync_every // fragments
@@ -235,7 +236,7 @@ def _synchronous_bytes(question: Question, steps: int) -> float:
 
 
 def _traffic(question: Question, size: float, state: float, fragments: int) -> Traffic:
-    """`state`: bytes of the agreed state in each interval."""
+    """Return the traffic of one replica in an interval. `state`: bytes of the agreed state in each interval."""
     others = question.replicas - 1
     up, down = bytes_of_round(size, question.replicas)
     pieces = math.ceil(size / fragments / question.replicas / PIECE_BYTES)

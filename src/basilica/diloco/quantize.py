@@ -1,11 +1,11 @@
 """Numbers in 8 or 4 bits: blocks of integers with a scale each. Deterministic, and vectorised by NumPy.
 
-A block of x travels as scale = max|x| / limit and the integers nearest to x / scale, with limit 127 or 7. What rounding
-took away is the *residual*; a sender that adds it to what it sends next (error feedback) loses nothing in the long
-run. A block that holds a NaN or an infinity arrives as NaN: a diverged training must be seen, not clipped.
+A block of x travels as scale = max|x| / limit and the integers nearest to x / scale, with limit 127 or 7. The rounding
+error is the *residual*; a sender that adds it to its next values (error feedback) loses nothing in the long run. A
+block that contains a NaN or an infinity arrives as NaN: a diverged training must be visible, not clipped.
 
-Blocks lie side by side in tiles of 256: number i of every block of a tile, then number i + 1 of every block. So each
-step of the arithmetic runs over 256 neighbours, several times as fast as with blocks that lie one behind the other.
+Blocks are interleaved in tiles of 256: number i of every block of a tile, then number i + 1 of every block. So each
+step of the arithmetic runs over 256 neighbours, several times as fast as with blocks in sequence.
 """
 
 from collections.abc import Iterator
@@ -21,12 +21,12 @@ LANES = 256
 TINY = np.float32(1e-30)
 """Blocks whose largest number is below this travel as zeros: the inverse of their scale would overflow."""
 ROUNDING = np.float32(3 << 22)
-"""Added to a small float, it leaves the nearest integer (ties to even) in the lowest bits."""
+"""A constant whose sum with a small float has the nearest integer (ties to even) in its lowest bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Tiles:
-    """A run of numbers that is cut into tiles of the same width, and where its scales and integers lie on the wire."""
+    """A run of numbers in tiles of the same width, with the offsets of its scales and integers on the wire."""
 
     start: int
     stop: int
@@ -38,7 +38,7 @@ class _Tiles:
 
 
 class BlockQuantizer:
-    """One format. It owns scratch memory, so each thread needs one of its own."""
+    """The encoder and decoder of one format. It owns scratch memory, so each thread needs its own."""
 
     def __init__(self, bits: int, block: int) -> None:
         self.bits, self.block = bits, block
@@ -47,22 +47,22 @@ class BlockQuantizer:
         self._work: Floats = np.empty(0, np.float32)
 
     def wire_bytes(self, count: int) -> int:
-        """How long `count` numbers are."""
+        """Return the length of `count` numbers on the wire."""
         return max((tiles.end for tiles in self._cut(count)), default=0)
 
     def encode(self, values: Floats, out: Bytes, residual: Floats | None = None) -> None:
-        """Write `values` (and what is left of earlier ones) to `out`; `residual` becomes what is lost this time."""
+        """Write `values` plus `residual` to `out`; `residual` becomes the rounding error of this call."""
         for tiles in self._cut(len(values)):
             part = slice(tiles.start, tiles.stop)
             self._encode(tiles, values[part], out, None if residual is None else residual[part])
 
     def decode(self, wire: Bytes, out: Floats) -> None:
-        """The numbers again; `out` tells how many."""
+        """Decode as many numbers as `out` has room for."""
         for tiles in self._cut(len(out)):
             self._decode(tiles, wire, out[tiles.start : tiles.stop])
 
     def _cut(self, count: int) -> Iterator[_Tiles]:
-        """Whole tiles first; what is left becomes one tile of as few blocks as will do."""
+        """Yield the whole tiles, then the remainder as one tile of as few blocks as possible."""
         whole = count // (self.block * LANES)
         at = 0
         for start, stop, tiles, lanes in (

@@ -1,34 +1,35 @@
-"""One round as a pure protocol: a generator that yields what it wants of the store, and returns what was agreed.
+"""One round as a pure protocol: a generator that yields its requests to the store, and returns the agreed outcome.
 
 **Objects.** All lie under `<run>/rounds/<name>/<round>/`; nothing of another run, all-reduce or round can be there.
 
-    part-<rank>                 what a replica gives: its chunks, then a record with their checksums and its weight
-    manifest-<attempt>          who is counted: ranks, weights and the *ids* of their parts
+    part-<rank>                 the input of a replica: its chunks, then a record with their checksums and its weight
+    manifest-<attempt>          the counted replicas: ranks, weights and the *ids* of their parts
     result-<attempt>-<shard>    the mean of a shard, then a record with its checksums
 
-**Course.** A replica writes its part, waits until everybody's is there, and tries to create the manifest. It reads the
-manifest that stands, reduces the shards that are its own in rank order, creates their results and reads the others'.
-Nobody else reduces its own shard, so a part leaves that range out: once the size of the arrays goes up and less than
-twice the size comes down, whatever the world.
+**Course.** A replica writes its part, waits until all parts are there, and tries to create the manifest. It reads the
+manifest that exists, reduces its own shards in rank order, creates their results and reads the others'. No other
+replica reduces its own shard, so a part omits that range: once the size of the arrays goes up and less than twice the
+size comes down, whatever the world.
 
 **Why no two replicas see different outcomes.** Manifests and results are *registers*: created once, on condition that
-they are not there, and never overwritten. A failure is written into the same registers, in the place of what it
+they are not there, and never overwritten. A failure is written into the same registers, in the place of the object it
 prevents: a time-out into the manifest or the result that did not come, a corrupt part into the result that needs it.
-So every register says one thing to everybody. An attempt succeeds if all of its registers hold what they should and
-fails if one does not; only who has seen an attempt fail begins the next. So at most one attempt of a round succeeds.
-Results are removed long after; who then finds a register empty asks for a later manifest, and those always stay.
+So every replica reads the same content from a register. An attempt succeeds if all of its registers hold a manifest or
+result, and fails if one does not; only a replica that has seen an attempt fail begins the next. So at most one attempt
+of a round succeeds. Results are removed long after; a replica that then finds a register empty reads a later manifest,
+and manifests are never removed.
 
 **Why no mean is wrong.** A manifest names parts by id, the checksum of a record that holds the checksums of all
-chunks. Bytes are used only if they fit: a torn, overwritten, foreign or stale part does not, whatever else happens.
+chunks. Bytes are used only if they match: a torn, overwritten, foreign or stale part does not, whatever else happens.
 
-**Restarts.** Parts are shared by all attempts. A replica that comes back with the same numbers finds its part and
-goes on. One that was started again (a higher incarnation) with other numbers replaces its part; if a manifest names
-the old one already, that attempt is given up and all go on to the next. The same incarnation with other numbers is a
-second replica that claims the rank: `RoundConflict`.
+**Restarts.** All attempts share the parts. A replica that restarts with the same numbers finds its part and continues.
+A restarted replica (a higher incarnation) with other numbers replaces its part; if a manifest names the old one
+already, that attempt fails and all replicas begin the next. The same incarnation with other numbers is a second replica
+that claims the rank: `RoundConflict`.
 
 **Elastic.** With a quorum, a manifest may be created without the stragglers once enough are there and a grace time has
 passed, which grows with the gaps between arrivals. A counted replica that dies before its results are there is fenced
-by a failure in its register, and the next attempt goes without it. Who was not counted reads the result all the same.
+by a failure in its register, and the next attempt runs without it. Replicas that were not counted read the result, too.
 """
 
 from collections.abc import Iterator, Mapping
@@ -57,10 +58,10 @@ class Outcome:
     following: tuple[int, ...]
     """The ranks that the next round expects."""
     chain: str
-    """Stands for this outcome and all before it: equal only if every bit of them is."""
+    """The checksum of this outcome and all before it: equal only if every bit of them is."""
     waited: float
     waited_for: int | None = None
-    """A rank that did not come, else the one that came last while this replica waited; None where nobody is known."""
+    """A rank that did not come, else the one that came last while this replica waited; None if neither is known."""
 
 
 class Round:
@@ -79,10 +80,10 @@ class Round:
         self._latest: int | None = None
         """The rank whose part came last while this replica waited for parts."""
         self._damaged: dict[int, int] = {}
-        """Ranks whose part was found damaged, and how often it must have been written again to be believed."""
+        """Ranks whose part was found damaged, and the repair number from which a rewritten part is accepted."""
 
     def play(self) -> Flow[Outcome]:
-        """The whole round; raises what `errors` names."""
+        """Play the whole round; raises the errors of `errors`."""
         listing = yield from self._look()
         over_before = frozenset(listing)
         yield from self._contribute(listing)
@@ -97,7 +98,7 @@ class Round:
                 lost |= frozenset(ended.ranks)
             elif ended.error != "restarted" and ended.key not in over_before:
                 raise ended.exception(self.place)
-            # This attempt was over before this call began, or is one that all leave behind together.
+            # This attempt was over before this call began, or all replicas abandon it together.
             if ended.error == "corrupt":
                 self._damaged |= {rank: attempt + 1 for rank in ended.ranks}
             listing = yield from self._look()
@@ -105,9 +106,9 @@ class Round:
         raise AssertionError("attempts do not end")
 
     def _check_genuine(self, attempt: int) -> Flow[None]:
-        """A register that was removed with its round could be created once more, with a failure in it.
+        """Raise if the failure of an attempt is in a register that was removed with its round, and then created anew.
 
-        Then the next round has begun and this one has no further attempt: manifests are never removed.
+        In that case the next round has begun and this one has no further attempt: manifests are never removed.
         """
         (further,) = yield from fetch(Range(self.place.manifest(attempt + 1), 0, 1))
         if further is None:
@@ -120,7 +121,7 @@ class Round:
     # The part.
 
     def _contribute(self, listing: Mapping[str, Found]) -> Flow[None]:
-        """See to it that my part is there, and whole."""
+        """Write my part unless it is there and complete, or is not needed any more."""
         key = self.place.part(self.rank)
         while key not in listing:
             if (yield from self._too_late(listing)) or (yield Create(key, self._part_size(), self._part_buffers())):
@@ -131,7 +132,7 @@ class Round:
             yield Put(key, self._part_size(), self._part_buffers())
 
     def _too_late(self, listing: Mapping[str, Found]) -> Flow[bool]:
-        """With a quorum, what was agreed on without me can be read without a part of mine."""
+        """Return whether the round was agreed without me: with a quorum, its result needs no part of mine."""
         manifests = sorted(key for key in listing if key.startswith(f"{self.place.prefix}manifest-"))
         if self.settings.quorum is None or not manifests:
             return False
@@ -139,7 +140,7 @@ class Round:
         return isinstance(stands, Manifest) and self.rank not in stands.members
 
     def _to_be_written(self, found: Found) -> Flow[bool]:
-        """A part of my rank is there: mine from an earlier start, perhaps torn or outdated, or somebody else's."""
+        """Return whether the existing part of my rank is torn or outdated; raise if another replica wrote it."""
         try:
             theirs = Part.parse((yield from read_record(found, len(self.numbers.layout.chunks))))
         except Torn:
@@ -164,7 +165,7 @@ class Round:
         return [self.numbers.digest(index) for index in range(len(self.numbers.layout.chunks))]
 
     def _id_of(self, version: Version) -> str:
-        """What my part is called if it has that version: the numbers are mine whichever it has."""
+        """Return the id of my part in that version: every version has my numbers."""
         return sealed(Part.fields(self.terms, self.rank, self.weight, version, self._digests()))[1]
 
     def _part_fields(self, digests: list[str]) -> dict[str, Any]:
@@ -187,7 +188,7 @@ class Round:
     # The manifest.
 
     def _agree(self, attempt: int, lost: frozenset[int]) -> Flow[Manifest | Failure]:
-        """Wait until the manifest of this attempt stands, or create it."""
+        """Wait until the manifest of this attempt exists, or create it."""
         key = self.place.manifest(attempt)
         began = yield Now()
         self.patience.reset()
@@ -223,7 +224,7 @@ class Round:
         return _parsed(found.key, record)
 
     def _meet(self, listing: Mapping[str, Found]) -> Flow[dict[str, Any] | None]:
-        """Read the records of parts that are new. A part that is for another round than ours ends this attempt."""
+        """Read the records of new parts; return a failure, which ends this attempt, if one differs from our terms."""
         ranks = {rank: found for key, found in listing.items() if (rank := self.place.rank_of(key)) is not None}
         new = [(rank, found) for rank, found in ranks.items() if rank not in self._parts]
         records = yield from read_records([found for _, found in new], len(self.numbers.layout.chunks))
@@ -239,14 +240,14 @@ class Round:
                 return Failure(found.key, "conflict", (rank, self.rank), text).fields
             self._torn.pop(rank, None)
             if part.version.repair < self._damaged.get(rank, 0):
-                continue  # still the one that was found damaged
+                continue  # still the damaged part
             self._parts[rank] = part
             self._arrivals.append((yield Now()))
             self.patience.reset()
         return None
 
     def _decide(self, attempt: int, lost: frozenset[int], began: float, now: float) -> dict[str, Any] | None:
-        """What to write into the manifest, by what is there; None to wait on. Pure."""
+        """Return the content of the manifest, given the parts so far; None to continue waiting. Pure."""
         quorum, expected = self.settings.quorum, set(self.terms.expected)
         wanted = expected - lost if quorum is not None and len(expected - lost) >= quorum else expected
         counted = {rank: part for rank, part in self._parts.items() if rank in wanted or rank not in expected}
@@ -266,17 +267,17 @@ class Round:
         return Failure("", "timeout", tuple(missing), waited=self.settings.timeout).fields
 
     def _closes_at(self) -> float:
-        """After the grace time, counted anew from each arrival; longer where arrivals have been far apart."""
+        """Return when the grace time ends, counted anew from each arrival; later where arrivals have been far apart."""
         gaps = [later - earlier for earlier, later in zip(self._arrivals, self._arrivals[1:], strict=False)]
         return self._arrivals[-1] + max([self.settings.grace, *(2 * gap for gap in gaps)])
 
     def _following(self, counted: list[int]) -> Flow[list[int]]:
-        """Those who were counted, and those who announced themselves for the next round."""
+        """Return the counted ranks and the ranks that announced themselves for the next round."""
         prefix = self.place.joining(self.place.round + 1)
         announced: tuple[Found, ...] = yield List(prefix)
         return sorted({*counted, *(int(found.key.removeprefix(prefix)) for found in announced)})
 
-    # What the manifest says.
+    # The outcome.
 
     def _follow(self, manifest: Manifest) -> Flow[Outcome | Failure]:
         member = manifest.members.get(self.rank)
@@ -301,7 +302,7 @@ class Round:
         )
 
     def _waited_for(self, manifest: Manifest) -> int | None:
-        """By what was seen before the manifest stood; whoever was there at the first look was not waited for."""
+        """Return the awaited rank, by the listings before the manifest existed; parts in the first were not awaited."""
         absent = [rank for rank in self.terms.expected if rank not in manifest.members]
         unmet = sorted(manifest.members.keys() - self._parts.keys()) if self._parts else []
         return next(iter([*absent, *unmet]), self._latest)

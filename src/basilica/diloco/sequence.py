@@ -1,8 +1,8 @@
-"""The rounds of one named all-reduce, one after the other: where a replica stands, and one call of it. Pure.
+"""The sequence of rounds of one named all-reduce: the position of a replica in it, and one call. Pure.
 
-**Repeating a call.** A call that raised anything may be repeated with the same numbers. So a replica moves to the next
-round by one assignment, the last thing that a call does: all that can fail comes before, housekeeping included. A
-repeated call plays the same round once more, finds its own part there, and reads what was decided.
+**Repeated calls.** A call that raised any error may be repeated with the same numbers. So a replica moves to the next
+round by one assignment at the end of a call: every step that can fail comes before, housekeeping included. A repeated
+call plays the same round once more, finds its own part there, and reads the decision.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The round that is next, and what the rounds before it have left."""
+    """The number of the next round, and the state that the rounds before it hand on."""
 
     round: int = 0
     chain: str = ""
@@ -45,11 +45,11 @@ class RoundSequence:
     def __init__(self, standing: Standing, housekeeper: Housekeeper) -> None:
         self.standing = standing
         self.running = False
-        """Whether a call is under way: there is one at a time."""
+        """Whether a call is running: there is one at a time."""
         self._housekeeper = housekeeper
 
     def play(self, course: Round, deliver: Callable[[Outcome], T]) -> Flow[T]:
-        """The next round. `deliver` makes of its outcome what the call returns."""
+        """Play the next round. `deliver` converts its outcome into the call's return value."""
         outcome = yield from course.play()
         yield from self._housekeeper.after(course.place, outcome)
         delivered = deliver(outcome)

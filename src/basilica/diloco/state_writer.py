@@ -1,8 +1,8 @@
-"""Writes what was agreed on to the bucket, beside the training: states, and the log of the rounds.
+"""The background writer of agreed states and of the log of the rounds to the bucket.
 
-No round depends on it, so none of its errors is raised in a step: they are recorded as troubles. A log entry that could
-not be written is written with the next one. A state that could not be is followed by the next state; the last one is
-tried again when the replica closes, and only then an error is raised, for there is nobody else to write it.
+No round depends on it, so none of its errors is raised in a step: they are recorded as troubles. A log entry whose
+write failed is written with the next one. A failed write of a state is superseded by the next state; the last one is
+retried when the replica closes, and only then an error is raised, for no other replica will write it.
 """
 
 from collections import deque
@@ -17,12 +17,12 @@ from basilica.diloco.inspection import sweep
 from basilica.diloco.troubles import Troubles
 
 ENTRIES_KEPT = 1000
-"""Log entries that wait for a bucket which cannot be written."""
+"""The number of log entries kept while the bucket cannot be written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """One replica's part of a state: `piece` of `pieces`. States of fewer rounds than `forget_before` may go."""
+    """One replica's part of a state: `piece` of `pieces`. States of fewer rounds than `forget_before` are obsolete."""
 
     state: State
     piece: int
@@ -31,19 +31,19 @@ class Share:
 
 
 class StateWriter:
-    """One replica's writer: a thread of its own, one thing after the other."""
+    """One replica's writer: a thread of its own, which runs one write at a time."""
 
     def __init__(self, bucket: Bucket, troubles: Troubles) -> None:
         self._bucket, self._troubles = bucket, troubles
         self._background = Background("basilica-states")
         self._unlogged: deque[LogEntry] = deque(maxlen=ENTRIES_KEPT)
         self._unsaved: dict[str, Share] = {}
-        """By fragment, what could not be written of its newest state, as long as its arrays have not changed."""
+        """By fragment, the share of its newest state that is not written yet, until its arrays change."""
         self._ended: Future[None] | None = None
 
     @property
     def left(self) -> bool:
-        """Whether this replica has ended without waiting: nothing more is written."""
+        """Whether this replica has ended without waiting for its writes: no further write is accepted."""
         return self._background.stopped.is_set()
 
     def submit(self, share: Share | None, entry: LogEntry | None) -> None:
@@ -52,11 +52,11 @@ class StateWriter:
             self._background.submit(self._write, share, entry)
 
     def sweep(self) -> None:
-        """Remove, in the background, what writers that were killed have left."""
+        """Remove, in the background, the leftovers of killed writers."""
         self._background.submit(sweep, self._bucket)
 
     def wait(self, *names: str) -> None:
-        """Until nothing is being written; afterwards the arrays of these fragments may change."""
+        """Wait until no write is running; afterwards the arrays of these fragments may change."""
         self._background.finish(None)
         for name in names:
             self._unsaved.pop(name, None)
@@ -68,7 +68,7 @@ class StateWriter:
         self._ended = self._background.submit(self._bucket.leave, rank, incarnation, **more)
 
     def close(self, *, wait: bool = True) -> None:
-        """Wait until all is in the bucket; an error if something is not. Without `wait` it gets a moment."""
+        """Wait until the bucket has everything; raise if a write fails. Without `wait`, running writes get a moment."""
         self._background.close(wait=wait)
         if wait:
             for share in list(self._unsaved.values()):
@@ -102,7 +102,7 @@ class StateWriter:
     def _tried(self, work: str, call: Callable[[], object]) -> bool:
         try:
             call()
-        except Exception as error:  # noqa: BLE001  whatever the store raises: no round depends on it
+        except Exception as error:  # noqa: BLE001  any error of the store: no round depends on it
             self._troubles.record(work, error)
             return False
         self._troubles.resolve(work)

@@ -1,4 +1,4 @@
-"""NumPy arrays and torch tensors as flat rows of numbers, and back. Torch is touched only if a tensor is given."""
+"""NumPy arrays and torch tensors as flat rows of numbers, and back. Torch is never imported here."""
 
 import sys
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ INTEGERS = ("bool", "uint8", "int8", "int16", "int32", "int64")
 
 
 class Row(NamedTuple):
-    """The numbers of one array: contiguous, one-dimensional, and of a kind that `wire` knows."""
+    """The numbers of one array: contiguous, one-dimensional, and of a kind that `wire` supports."""
 
     kind: str
     numbers: Array
@@ -25,7 +25,7 @@ def is_tensor(thing: object) -> bool:
 
 
 def row(thing: Any) -> Row:
-    """The numbers of an array or tensor: where they lie if they lie in one piece in this machine's memory."""
+    """Return the numbers of an array or tensor: a view if contiguous, native and in host memory, else a copy."""
     if is_tensor(thing):
         return _tensor_row(thing.detach().cpu().contiguous())
     array = np.ascontiguousarray(thing)
@@ -38,7 +38,7 @@ def row(thing: Any) -> Row:
 
 
 def state_row(thing: Any) -> Row:
-    """The same for numbers that describe: see `wire`. A complex number is two floats."""
+    """Return the same for state numbers: see `wire`. A complex number is two floats."""
     kind, numbers = row(thing)
     if kind.startswith("complex"):
         kind = f"float{4 * numbers.itemsize}"
@@ -58,7 +58,7 @@ def _tensor_row(tensor: Any) -> Row:
 
 
 def empty_like(thing: Any) -> Any:
-    """Memory on this machine for something of the same type and shape."""
+    """Return uninitialized host memory of the same type, dtype and shape."""
     if is_tensor(thing):
         torch = sys.modules["torch"]
         return torch.empty(thing.shape, dtype=thing.dtype, device="cpu")
@@ -66,7 +66,7 @@ def empty_like(thing: Any) -> Any:
 
 
 def check_out(out: Any, thing: Any) -> None:
-    """Whether a mean can be put there."""
+    """Raise unless the mean of `thing` can be written to `out`."""
     if is_tensor(out) != is_tensor(thing) or out.shape != thing.shape or out.dtype != thing.dtype:
         raise ValueError("each array of `out` must have the type, dtype and shape of its array")
     if np.shares_memory(row(out).numbers, row(thing).numbers):
@@ -77,5 +77,5 @@ def check_out(out: Any, thing: Any) -> None:
 
 
 def like(result: Any, thing: Any) -> Any:
-    """The result where the original was: on its device."""
+    """Return the result on the device of the original."""
     return result.to(thing.device) if is_tensor(thing) else result

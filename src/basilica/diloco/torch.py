@@ -9,7 +9,7 @@
         optimizer.zero_grad()
         diloco.step(samples=len(inputs))
 
-The inner loop runs wherever the model is. What was agreed on and the outer optimizer are kept in the memory of the host
+The inner loop runs on the model's device. The agreed state and the outer optimizer are kept in the memory of the host
 and computed there, so that all replicas get the same bits whatever accelerator they have.
 """
 
@@ -34,17 +34,17 @@ from basilica.diloco.trainer import Face
 class DiLoCo(Face):
     """`sync_every` (H) inner steps, then a mean over all replicas and an outer step; see the module for the loop.
 
-    `outer_warmup`: begin with plain averaging; after so many rounds the outer momentum has come to a half. 0: at once.
+    `outer_warmup`: begin with plain averaging; after so many rounds the outer momentum has reached a half. 0: at once.
     `fragments`: synchronize the model in so many parts, one after the other, evenly over the `sync_every` steps.
-    `delay`: inner steps between giving a part and applying the result; the round runs meanwhile. 0 waits for it.
-    `mix`: how much of what this replica learned during the delay is kept when the result is applied.
-    `checkpoint_every`: after how many rounds the agreed state is written to the bucket; 0: never.
-    `group`: the processes of this replica, where there are several (DDP, FSDP). With DDP the first of them talks to the
+    `delay`: inner steps between sending a part and applying the result; the round runs meanwhile. 0 waits for it.
+    `mix`: the share of this replica's own progress during the delay that is kept when the result is applied.
+    `checkpoint_every`: the number of rounds between two writes of the agreed state to the bucket; 0: never.
+    `group`: the processes of this replica, if there are several (DDP, FSDP). With DDP only the first of them uses the
     store, and `allreduce` is None in the others. With FSDP each synchronizes its own shard.
 
-    Making one joins the run: parameters and buffers become those of rank 0, or the last that were agreed on if it has
-    begun already; `step_count` says where it stands. Parameters that are not trained must be equal from the start.
-    Buffers are agreed on with the last fragment: the mean of floats, the greatest of integers.
+    The constructor joins the run: parameters and buffers become those of rank 0, or the last agreed ones if the run has
+    begun already; `step_count` is the run's step. Parameters that are not trained must be equal from the start.
+    Buffers are synchronized with the last fragment: the mean of floats, the maximum of integers.
     """
 
     def __init__(
@@ -81,20 +81,20 @@ class DiLoCo(Face):
         self._replica = Replica(values, allreduce, options, team=team)
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint, beside the model's: inner optimizer, outer optimizer, round, step, and the all-reduce's."""
+        """Return the state for a checkpoint, beside the model's: both optimizers, round, step, and the all-reduce."""
         return {"inner": self._inner.state_dict(), "outer": _each(self._replica.state_dict(), np.ndarray, _tensor)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint, after the model has loaded its own.
+        """Continue from a checkpoint, after the model has loaded its own state.
 
-        Where the bucket has gone further meanwhile it counts: then only the inner optimizer's state is taken.
+        If the bucket's state is newer, it takes precedence: then only the inner optimizer's state is loaded.
         """
         self._inner.load_state_dict(state["inner"])
         self._replica.load_state_dict(_each(state["outer"], torch.Tensor, lambda tensor: tensor.cpu().numpy()))
 
 
 class Buffer(NamedTuple):
-    """One that a checkpoint holds. By its name: models put new tensors in the place of old ones."""
+    """A persistent buffer, found by its name: models replace the tensors of their buffers."""
 
     path: str
     module: nn.Module
@@ -103,7 +103,7 @@ class Buffer(NamedTuple):
     dtype: torch.dtype
 
     def tensor(self) -> torch.Tensor:
-        """The numbers of it that are here; a complex number is two floats."""
+        """Return the numbers of the buffer in this process; a complex number is two floats."""
         found = self.module.get_buffer(self.name)
         if (found.shape, found.dtype) != (self.shape, self.dtype):
             raise ValueError(
@@ -114,7 +114,7 @@ class Buffer(NamedTuple):
 
 
 class TensorValues:
-    """The parameters and buffers of a module; of one that is sharded, those that are here."""
+    """The parameters and buffers of a module; of a sharded module, the local shards."""
 
     def __init__(self, model: nn.Module) -> None:
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -156,7 +156,7 @@ class ProcessTeam:
         self._group = group
         self._source = torch.distributed.get_global_rank(group, 0)
         self.leads = torch.distributed.get_rank(group) == 0
-        # NCCL moves only what lies on its device; every other backend takes what lies on the host.
+        # NCCL moves only tensors on its device; every other backend takes tensors in host memory.
         nccl = "nccl" in torch.distributed.get_backend(group)
         self._device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
 
@@ -174,13 +174,13 @@ class ProcessTeam:
 
 
 def _local(parameter: torch.Tensor) -> torch.Tensor:
-    """The numbers of a parameter that are in this process, detached: writing to them changes the parameter."""
+    """Return the numbers of a parameter in this process, detached: writing to them changes the parameter."""
     tensor = parameter.detach()
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _copy(tensor: torch.Tensor) -> Array:
-    """In this machine's memory, floats in float32 or wider."""
+    """Return a copy in host memory, with floats in float32 or wider."""
     narrow = tensor.is_floating_point() and tensor.dtype.itemsize < 4
     copy = torch.empty(tensor.shape, dtype=torch.float32 if narrow else tensor.dtype, device="cpu")
     array: Array = copy.copy_(tensor).numpy()
@@ -188,13 +188,13 @@ def _copy(tensor: torch.Tensor) -> Array:
 
 
 def _digest(tensor: torch.Tensor) -> str:
-    """Equal only if every bit is."""
+    """Return a checksum of every bit of the tensor."""
     numbers = tensor.contiguous().reshape(-1).view(torch.uint8).cpu().numpy()
     return xxhash.xxh3_128_hexdigest(numbers)  # type: ignore[arg-type]  # their stubs hide that arrays are buffers
 
 
 def _buffers_of(model: nn.Module) -> list[Buffer]:
-    """Those that are part of the model's state; the others are made anew by each replica, such as masks."""
+    """Return the buffers in the model's state; each replica makes the others anew, such as masks."""
     found: dict[int, Buffer] = {}
     for prefix, module in model.named_modules():
         for name, tensor in module.named_buffers(recurse=False):
@@ -205,12 +205,12 @@ def _buffers_of(model: nn.Module) -> list[Buffer]:
 
 
 def _tensor(array: Array) -> torch.Tensor:
-    """A copy: a checkpoint does not change while it is written."""
+    """Return a tensor with a copy of the array: a checkpoint must not change while it is written."""
     return torch.from_numpy(np.array(array))
 
 
 def _each(thing: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """The same structure with everything of one kind changed, so that it can be kept by `torch.save` and back."""
+    """Return the same structure with every object of one type converted, to and from the types of `torch.save`."""
     if isinstance(thing, kind):
         return change(thing)
     if isinstance(thing, Mapping):

@@ -1,11 +1,11 @@
 """The wire form of an array: its own bytes, a narrower float, or quantized blocks; and the type of its sums.
 
-A *kind* names the type of numbers as they are kept ("float32", "bfloat16", "int64" …), a *wire* the form in which they
-travel. Sums are made in the kind's *value* type: float32 for floats of up to 32 bits, float64 for wider ones and for
-integers, complex for complex. bfloat16 is unknown to NumPy: it is kept as uint16.
+A *kind* names the type of numbers in memory ("float32", "bfloat16", "int64" …), a *wire* the form in which they travel.
+Sums are computed in the kind's *value* type: float32 for floats of up to 32 bits, float64 for wider ones and for
+integers, complex for complex. NumPy has no bfloat16: it is stored as uint16.
 
-A kind that ends in " state" is of numbers that describe rather than move, such as the running statistics of a network:
-they always travel as they are, and integers among them are compared, not added.
+A kind that ends in " state" is for numbers that are measured rather than trained, such as the running statistics of a
+network: they always travel unchanged, and integers among them are compared, not added.
 """
 
 from functools import cache
@@ -19,7 +19,7 @@ from basilica.diloco.quantize import BlockQuantizer, int4, int8
 Array = NDArray[Any]
 WIRES = ("fp32", "fp16", "bf16", "int8", "int4")
 QUANTIZED = {"int8": "blocks of int8", "int4": "blocks of int4"}
-"""What quantized forms are called where kinds are called by name too: plain int8 is something else."""
+"""The names of quantized forms, distinct from the names of kinds: plain int8 is another form."""
 BLOCK = 4096
 """Chunks are multiples of this many numbers, and so of every block of a quantizer."""
 
@@ -42,13 +42,13 @@ def _type(kind: str) -> str:
 
 
 def storage(kind: str) -> np.dtype[Any]:
-    """How NumPy keeps numbers of this kind."""
+    """Return the NumPy type that stores numbers of this kind."""
     return np.dtype(np.uint16 if _type(kind) == "bfloat16" else _type(kind))
 
 
 @cache
 def value_type(kind: str) -> np.dtype[Any]:
-    """What sums of this kind are made in."""
+    """Return the type in which sums of this kind are computed."""
     dtype = storage(kind)
     if _type(kind) in _FLOAT_BITS:
         return np.dtype(np.float64 if dtype.itemsize == 8 else np.float32)
@@ -58,7 +58,7 @@ def value_type(kind: str) -> np.dtype[Any]:
 
 
 def wire_of(kind: str, wire: str | None) -> str:
-    """The form in which numbers of this kind travel when the caller asked for `wire`: never wider than they are."""
+    """Return the form in which numbers of this kind travel if the caller requests `wire`: never wider than the kind."""
     if wire is None or kind not in _FLOAT_BITS:
         return kind
     if wire in QUANTIZED:
@@ -68,32 +68,32 @@ def wire_of(kind: str, wire: str | None) -> str:
 
 
 class Codec(Protocol):
-    """Turns kept numbers into wire bytes and back. It may own scratch memory: one for each thread."""
+    """A conversion of stored numbers to wire bytes and back. It may own scratch memory: use one for each thread."""
 
     plain: bool
-    """True if the wire form is the kept form, so that no byte needs to be touched."""
+    """True if the wire form is the stored form, so that no byte needs a conversion."""
 
     def wire_bytes(self, count: int) -> int: ...
 
     def encode(self, kept: Array, out: Array, residual: Array | None) -> None:
-        """From kept numbers to bytes."""
+        """Encode stored numbers to bytes."""
         ...
 
     def values(self, wire: Array, count: int) -> Array:
-        """Bytes as numbers to compute with; perhaps the same memory, perhaps scratch that the next call uses again."""
+        """Return the bytes as numbers to compute with: a view, or scratch memory that the next call overwrites."""
         ...
 
     def seal(self, values: Array, out: Array, residual: Array | None) -> None:
-        """From computed numbers to bytes."""
+        """Encode computed numbers to bytes."""
         ...
 
     def restore(self, wire: Array, kept: Array) -> None:
-        """From bytes to kept numbers."""
+        """Decode bytes to stored numbers."""
         ...
 
 
 class PlainCodec:
-    """The wire form is an array of some kind: the kept one, or a narrower float."""
+    """A codec whose wire form is an array of some kind: the stored one, or a narrower float."""
 
     def __init__(self, kind: str, wire: str) -> None:
         self._kind, self._wire = kind, wire
@@ -134,7 +134,7 @@ class PlainCodec:
 
 
 class QuantizedCodec:
-    """The wire form is blocks of small integers."""
+    """A codec whose wire form is blocks of small integers."""
 
     plain = False
 
@@ -165,7 +165,7 @@ class QuantizedCodec:
 
 
 def codec(kind: str, wire: str) -> Codec:
-    """A new codec for numbers of this kind; `wire` comes from `wire_of`."""
+    """Return a new codec for numbers of this kind; `wire` comes from `wire_of`."""
     if wire == QUANTIZED["int8"]:
         return QuantizedCodec(kind, int8())
     if wire == QUANTIZED["int4"]:
@@ -192,7 +192,7 @@ def _from_values(values: Array, kind: str, out: Array) -> None:
     elif out.dtype.kind in "iub":
         np.copyto(out, np.rint(values), casting="unsafe")
     else:
-        with np.errstate(over="ignore"):  # beyond the largest float16 lies infinity, as everywhere
+        with np.errstate(over="ignore"):  # values beyond the largest float16 become infinity, as usual
             np.copyto(out, values, casting="unsafe")
 
 

@@ -1,10 +1,10 @@
-"""S3, GCS, Azure and what else obstore knows. It is opened on first use, so that a process may fork before that.
+"""Objects in S3, GCS, Azure or another store of obstore. It is opened on first use: a process may fork before that.
 
-**Outages.** A store that has answered once is believed to come back: what fails for want of an answer is repeated for
-as long as the replicas would wait for each other. A create may then find what it has itself written, and answers that
-something is there: whoever creates must read what stands in any case.
+**Outages.** A store that has answered once is expected to recover: requests that fail for want of an answer are retried
+for as long as the replicas would wait for each other. A retried create may find the object that its first try wrote,
+and answers that the key exists: so every creator must read the stored object in any case.
 
-**Slow links.** A request to write may take as long as its bytes need on a slow link; a read only has to go on.
+**Slow links.** A write may take as long as its bytes need on a slow link; a read only has to make progress.
 """
 
 import logging
@@ -26,21 +26,21 @@ T = TypeVar("T")
 log = logging.getLogger("basilica.diloco")
 
 LARGEST_CREATED = 5000 << 20
-"""S3 and Azure take no more in a single request, and only a single one can be on condition that nothing is there."""
+"""The limit of S3 and Azure for a single request, and only a single request can be conditional on an absent key."""
 SLOWEST_UPLOAD = 100e3
-"""Bytes a second; an upload that is slower hangs."""
+"""Bytes a second; a slower upload counts as hung."""
 SHORTEST_UPLOAD = 64.0
-"""Seconds that even the smallest request to write may take."""
+"""Seconds that even the smallest write may take."""
 STALLED = timedelta(seconds=60)
-"""A read of which nothing has come for so long hangs."""
+"""A read without a new byte for so long counts as hung."""
 LONGEST_READ = timedelta(days=1)
 PAUSES = (1.0, 10.0)
-"""Seconds between two requests to a store that does not answer: the shortest, which is doubled, up to the longest."""
+"""Seconds between two requests to a store that does not answer: the first pause, which doubles, and the longest."""
 
 _has_answered: set[tuple[str, str]] = set()
-"""Buckets that this process has had an answer from, and by which endpoint."""
+"""Buckets, with their endpoints, that have answered this process."""
 _used_by: set[int] = set()
-"""The process that uses obstore. Its threads are not there in a child, which would wait for them for ever."""
+"""The process that uses obstore. A forked child lacks its threads, and would wait for them for ever."""
 
 
 class CloudStore:
@@ -88,7 +88,7 @@ class CloudStore:
             try:
                 return memoryview(obstore.get_range(self._reader(), range.key, start=range.start, length=range.length))
             except obstore.exceptions.GenericError:
-                # A range that begins behind the end of an object is refused: the object is shorter than it should be.
+                # The store refuses a range that begins beyond the end of an object: the object is too short.
                 if int(obstore.head(self._reader(), range.key)["size"]) > range.start:
                     raise
                 return memoryview(b"")
@@ -115,7 +115,7 @@ class CloudStore:
     def delete(self, keys: Sequence[str]) -> None:
         obstore = _obstore(self._uri)
         if keys:
-            # Only housekeeping deletes, and tries again later: nobody is to wait for that.
+            # Only housekeeping deletes, and retries later: no replica should wait for that.
             self._answer(lambda: obstore.delete(self._reader(), list(keys)), patience=0.0)
 
     def wait_for_change(self, prefix: str, seconds: float) -> None:
@@ -125,14 +125,14 @@ class CloudStore:
         return self._store(LONGEST_READ, read_timeout=STALLED)
 
     def _writer(self, size: int) -> Any:
-        """Its time doubles from one size to the next, so that a run needs few connections."""
+        """Return a store for writes of this size. Timeouts are powers of two apart, so that a run opens few stores."""
         seconds = SHORTEST_UPLOAD
         while seconds < size / SLOWEST_UPLOAD:
             seconds *= 2
         return self._store(timedelta(seconds=seconds))
 
     def _store(self, timeout: timedelta, **more: Any) -> Any:
-        """obstore's own store whose requests may take so long."""
+        """Return obstore's own store with this request timeout."""
         if _used_by and os.getpid() not in _used_by:
             raise RuntimeError(
                 f"this process was forked from one that had used {self._uri}, and obstore does not work after that; "
@@ -146,7 +146,7 @@ class CloudStore:
             return self._opened[timeout]
 
     def _answer(self, call: Callable[[], T], patience: float | None = None) -> T:
-        """Signals are handled in the main thread, and not before a call into obstore is over: so it makes none."""
+        """Run a call with retries, never in the main thread: it handles signals only after a call into obstore."""
         waits = self._patience if patience is None else patience
         if threading.current_thread() is not threading.main_thread():
             return self._repeated(call, waits)
@@ -154,7 +154,7 @@ class CloudStore:
         return answer.result()
 
     def _repeated(self, call: Callable[[], T], patience: float) -> T:
-        """Until the store answers, if it ever has, or has not for so many seconds."""
+        """Retry a call until the store answers; at most for `patience` seconds, and only if it has ever answered."""
         obstore = _obstore(self._uri)
         failing_since: float | None = None
         pause, longest = PAUSES
@@ -176,7 +176,7 @@ class CloudStore:
 
 
 def open_cloud(uri: str, options: Mapping[str, Any]) -> Any:
-    """obstore's own store behind a URI. An endpoint without TLS, as of a server in the same network, is believed."""
+    """Open obstore's own store behind a URI. An endpoint without TLS is accepted: it may be in the same network."""
     obstore = _obstore(uri)
     endpoint = options.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL") or ""
     if endpoint.startswith("http://"):
@@ -188,7 +188,7 @@ def open_cloud(uri: str, options: Mapping[str, Any]) -> Any:
 
 
 def _obstore(uri: str) -> Any:
-    """The package, which not everybody has installed."""
+    """Import obstore, an optional package."""
     try:
         import obstore.store  # noqa: PLC0415
     except ImportError as error:
@@ -197,7 +197,7 @@ def _obstore(uri: str) -> Any:
 
 
 def _joined(size: int, buffers: Iterable[memoryview]) -> bytearray:
-    """A single request needs a single buffer."""
+    """Return the buffers as one: a single request needs a single buffer."""
     data = bytearray(size)
     at = 0
     for buffer in buffers:

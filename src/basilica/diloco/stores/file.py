@@ -1,11 +1,11 @@
-"""Objects as files below a directory that all replicas see: a shared disk, or memory (`/dev/shm`) on one machine.
+"""Objects as files in a directory that all replicas share: a shared disk, or memory (`/dev/shm`) on one machine.
 
-A file is written without a name and then linked to its own, which succeeds for exactly one of several writers; so it is
-there whole or not at all. Nothing is forced to disk: after a power cut a file may be torn, and its checksums tell.
-Readers read straight into the memory where the numbers belong.
+A file is written without a name and then linked to its own, which succeeds for exactly one of several writers; so a
+file is complete or absent. Nothing is synced to disk: after a power cut a file may be torn, and its checksums reveal
+it. Readers read directly into the target memory of the numbers.
 
-Where files without a name are not to be had, and where one replaces another, it is written under a name that no listing
-shows. A writer that is killed leaves such a draft behind; it holds a lock on it as long as it lives.
+On file systems without unnamed files, and where a file replaces another, the writer uses a draft, a name that no
+listing shows. It locks its draft as long as it lives; a killed writer leaves an unlocked draft behind.
 """
 
 import errno
@@ -53,7 +53,7 @@ class FileStore:
                 return _link(draft, path)
         try:
             _write(fd, buffers, path)
-            # With a directory (which an absolute path ignores) the link is followed to the unnamed file itself.
+            # With a directory (which an absolute path ignores) `os.link` follows the link to the unnamed file itself.
             return _link(f"/proc/self/fd/{fd}", path, directory=fd)
         finally:
             os.close(fd)
@@ -95,7 +95,7 @@ class FileStore:
         return f"{self._root}/{key}"
 
     def leftovers(self, prefix: str, older_than: float) -> tuple[Found, ...]:
-        """Drafts below a directory that nobody has written to for so many seconds, and whose writer is dead."""
+        """Return the drafts below a directory without a write for so many seconds, and whose writer is dead."""
         found = []
         for directory, _, names in os.walk(self._path(prefix)):
             for name in names:
@@ -106,13 +106,13 @@ class FileStore:
 
     @contextmanager
     def _drafted(self, path: str) -> Iterator[tuple[int, str]]:
-        """A new file beside `path`."""
+        """Create a locked draft beside `path`; remove it at the end."""
         directory = os.path.dirname(path)
         draft = f"{directory}/{DRAFT}{secrets.token_hex(8)}"
         os.makedirs(directory, exist_ok=True)
         fd = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, _MODE)
         try:
-            with suppress(OSError):  # a file system without locks: then its age alone tells whether it is in use
+            with suppress(OSError):  # a file system without locks: its age alone shows whether it is in use
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield fd, draft
         finally:
@@ -130,7 +130,7 @@ class FileStore:
             if entry.name.startswith("."):
                 continue
             if entry.is_dir(follow_symlinks=False):
-                # Nothing below a directory that lies wholly before `after` can be wanted.
+                # A directory whose keys all sort before `after` is skipped.
                 if f"{key}/\U0010ffff" > after:
                     yield from self._files(key, after)
             else:
@@ -145,7 +145,7 @@ def _write(fd: int, buffers: Iterable[memoryview], path: str) -> None:
             try:
                 rest = rest[os.write(fd, rest) :]
             except OSError as error:
-                error.filename = path  # a file without a name cannot say which disk is full
+                error.filename = path  # the error of a file without a name does not show which disk is full
                 raise
 
 
@@ -156,7 +156,7 @@ def _link(source: str, path: str, directory: int | None = None) -> bool:
         except FileExistsError:
             return False
         except FileNotFoundError:
-            # Whoever removed the last object of the directory removed it too, while we wrote a file without a name.
+            # Deletion of the directory's last object removed the directory too, while we wrote a file without a name.
             if directory is None or os.path.isdir(os.path.dirname(path)):
                 raise
             os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -165,7 +165,7 @@ def _link(source: str, path: str, directory: int | None = None) -> bool:
 
 
 def _abandoned(path: str, older_than: float) -> int | None:
-    """The size of a draft that is nobody's; None for one that is, or is gone."""
+    """Return the size of a draft without a live writer; None if it has one, is too young, or is gone."""
     try:
         fd = os.open(path, os.O_RDONLY)
     except OSError:
