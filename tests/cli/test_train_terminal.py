@@ -155,7 +155,7 @@ def test_a_watch_follows_the_size_of_the_terminal(server: Server, env: dict[str,
 def test_logs_cannot_act_on_the_terminal_unless_they_are_wanted_raw(server: Server, env: dict[str, str]) -> None:
     start(server, "evil", r"printf '\033]0;owned\007[red]loud[/red] \033[31mcolour\033[0m\n'; sleep 600", target=2)
     with at_terminal("train", "logs", "evil", "-f", env=env) as terminal:
-        terminal.read_until(r"1\| .*colour\r\n")
+        terminal.read_until(r"(0\| .*colour\r\n(?s:.*)1\| .*colour\r\n)|(1\| .*colour\r\n(?s:.*)0\| .*colour\r\n)")
         assert "\x1b]0;owned" not in terminal.seen
         assert "\\x1b]0;owned\\x07[red]loud[/red] colour" in terminal.text
         assert "\x1b[36m0| " in terminal.seen

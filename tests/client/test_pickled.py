@@ -116,7 +116,7 @@ def test_without_cloudpickle_there_is_a_sentence_on_either_side(
     assert "pip_packages=['cloudpickle']" in complained
 
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
-    with pytest.raises(ValidationError, match=r"pip install 'basilica\[cloudpickle\]'"):
+    with pytest.raises(ValidationError, match=r"pip install 'basilica-train\[cloudpickle\]'"):
         ship(helper, args=(1,), by="pickle")
 
 

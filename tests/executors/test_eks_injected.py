@@ -246,7 +246,7 @@ def test_without_the_package_both_clients_must_be_given(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "kubernetes", None)
     EKSExecutor("image", batch_api=Batch(status()), core_api=Core())
     for given in ({}, {"batch_api": Batch(status())}, {"core_api": Core()}):
-        with pytest.raises(RuntimeError, match=r"basilica\[kubernetes\]"):
+        with pytest.raises(RuntimeError, match=r"basilica-train\[kubernetes\]"):
             EKSExecutor("image", **given)
 
 
