@@ -9,7 +9,8 @@ import errno
 import os
 import stat
 
-SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a rank can put anything in the place of its files
+SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+"""Flags to open a file with that a rank may have replaced by anything."""
 
 
 def read_file(path: str) -> bytes:

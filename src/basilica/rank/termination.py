@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from basilica.core import environment as env
-from basilica.machine import files
+from basilica.machine.proc import SAFELY
 from basilica.rendezvous.orders import AttemptRecord
 
 TERMINATION_LOG = "/dev/termination-log"
@@ -24,6 +24,6 @@ def write_termination_message(environment: Mapping[str, str], attempt: int, reco
         ended = replace(ended, log_tail=ended.log_tail[1:])
     with contextlib.suppress(OSError):
         path = environment.get(env.TERMINATION_LOG, TERMINATION_LOG)
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | files.SAFELY, 0o600)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | SAFELY, 0o600)
         with os.fdopen(fd, "w") as file:
             file.write(text)

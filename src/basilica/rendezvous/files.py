@@ -11,8 +11,9 @@ import shutil
 import stat
 from pathlib import Path
 
+from basilica.machine.proc import SAFELY
+
 SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of the machine, independent of the file
-SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def is_shortage(error: BaseException | None) -> bool:
