@@ -15,6 +15,8 @@ CANNOT_EXECUTE, NOT_FOUND = 126, 127  # what a shell exits with for a program th
 COMPLETED, ERROR, OOM_KILLED = "Completed", "Error", "OOMKilled"
 CANCELLED, START_ERROR, UNKNOWN = "Cancelled", "StartError", "Unknown"
 NODE_LOST = "NodeLost"
+ENDED_BY_PLATFORM = "Terminated"  # the agent was told to end; on Kubernetes the pod's conditions have the cause
+FENCED = "Fenced"  # the agent was cut off from the rendezvous, and ended its rank
 
 SHORTAGES = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 """Errors of a start that pass by themselves and are nobody's fault: the start is tried again."""

@@ -31,6 +31,8 @@ from basilica.core.commands import expanded
 from basilica.core.ends import (
     CANCELLED,
     CANNOT_EXECUTE,
+    ENDED_BY_PLATFORM,
+    FENCED,
     NOT_FOUND,
     SHORTAGES,
     START_AGAIN_AFTER_SECONDS,
@@ -50,7 +52,7 @@ from basilica.machine.layout import Key, Layout
 from basilica.rank import exec as rank_exec
 from basilica.rank.entrypoint import ENDING, FORWARDED, Rank, reap_all
 from basilica.rank.gate import Gate
-from basilica.rank.heartbeat import FENCED, Heartbeat
+from basilica.rank.heartbeat import Heartbeat
 from basilica.rank.log import log
 from basilica.rank.order_watch import OrderWatch
 from basilica.rank.output import Output
@@ -66,7 +68,6 @@ from basilica.reports.tracebacks import read_traceback
 
 MEMORY_EVENTS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")  # of cgroup version 2, 1
 TRACEBACK_CHARS_MAX = 4000
-ENDED_BY_PLATFORM = "Terminated"
 
 
 class Agent:

@@ -7,13 +7,12 @@ import asyncio
 import contextlib
 import math
 
+from basilica.core.ends import FENCED
 from basilica.core.fencing import Fence
 from basilica.machine.clocks import counted
 from basilica.rendezvous.client import KeysClient
 from basilica.rendezvous.exchange import NoAnswer
 from basilica.rendezvous.retries import opened, tries
-
-FENCED = "Fenced"  # the reason of the end of a rank whose agent was cut off
 
 
 class Heartbeat:

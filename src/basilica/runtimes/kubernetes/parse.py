@@ -9,7 +9,16 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal
 
-from basilica.core.ends import COMPLETED, ERROR, NODE_LOST, OOM_KILLED, START_ERROR, UNKNOWN, killer_in
+from basilica.core.ends import (
+    COMPLETED,
+    ENDED_BY_PLATFORM,
+    ERROR,
+    NODE_LOST,
+    OOM_KILLED,
+    START_ERROR,
+    UNKNOWN,
+    killer_in,
+)
 from basilica.core.environment import RENDEZVOUS_ENDPOINT
 from basilica.core.seen import Ended, SeenRank, Sight
 from basilica.kube.manifests.run import (
@@ -26,7 +35,6 @@ from basilica.runtimes.rules import TAIL_LINE_CHARS, shown_attempts, tail_of
 
 Json = dict[str, Any]
 
-TERMINATED = "Terminated"  # by the platform; the pod's conditions have the cause
 _DISRUPTIONS = {
     "EvictionByEvictionAPI": "Evicted",
     "TerminationByKubelet": "Evicted",
@@ -305,7 +313,7 @@ def _latest(seen: Iterable[SeenRank]) -> list[SeenRank]:
 
 def refined(ended: Ended, pod: PodFacts | None) -> Ended:
     """Return the rank's own end with the platform's reason, where the platform ended it."""
-    if pod is None or not ended.by_platform or ended.reason != TERMINATED:
+    if pod is None or not ended.by_platform or ended.reason != ENDED_BY_PLATFORM:
         return ended
     return replace(ended, reason=pod.disruption or ended.reason)
 
@@ -325,7 +333,7 @@ def container_end(pod: PodFacts, now: float) -> Ended:
     elif pod.reason == OOM_KILLED:
         reason, by_platform = OOM_KILLED, False
     elif by_platform:
-        reason = TERMINATED
+        reason = ENDED_BY_PLATFORM
     else:
         reason = killer or ERROR
     tail = () if message_record(pod) else tail_of(pod.message.splitlines())
