@@ -178,7 +178,10 @@ class Keys(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """The facts of a run that a runtime needs for its actions. `lost`: ranks that will not be started again."""
+    """The facts of a run that a runtime needs for its actions. `lost`: ranks that will not be started again.
+
+    `fresh_steps`: ranks whose steps a look has to read anew.
+    """
 
     instance: str
     user: str
@@ -187,6 +190,7 @@ class Run:
     spec: DeploymentSpec
     owner: Owner | None = None
     lost: frozenset[int] = frozenset()
+    fresh_steps: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

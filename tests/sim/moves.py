@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from basilica.core.phase import BenchPhase
+from basilica.core.seen import AnswerState
 from basilica.core.spec import BenchOnStart, DeploymentSpec, Exec, Wanted
 from basilica.core.world import WorldSize
 
@@ -84,6 +85,47 @@ def rank_stalls_or_resumes(sim: Simulation, n: int) -> None:
     process = sim.nth(n, [p for p in sim.processes if p.running])
     if process:
         sim.stall_or_resume(process)
+
+
+def agent_meets(sim: Simulation, n: int) -> None:
+    process = sim.nth(n, [p for p in sim.processes if p.running])
+    if process:
+        sim.meet(process)
+
+
+def workers_start(sim: Simulation, n: int) -> None:
+    for process in sim.processes:
+        sim.begin_round(process)
+
+
+def worker_exits(sim: Simulation, n: int) -> None:
+    process = sim.nth(n // 3, [p for p in sim.processes if p.agent is not None])
+    if process:
+        sim.worker_exits(process, (0, 1, 137)[n % 3], echo=n % 2 == 0)
+
+
+def rank_takes_steps(sim: Simulation, n: int) -> None:
+    process = sim.nth(n // 20, [p for p in sim.processes if p.running])
+    if process:
+        sim.take_steps(process, n % 20, back=n % 7)
+
+
+def rank_reads_notices(sim: Simulation, n: int) -> None:
+    process = sim.nth(n, [p for p in sim.processes if p.running])
+    if process:
+        sim.answer(process, AnswerState.LISTENING)
+
+
+def listeners_answer(sim: Simulation, n: int) -> None:
+    for process in sim.processes:
+        if process.answer is not None and n % 7 != process.rank:
+            sim.answer(process, (AnswerState.READY, AnswerState.READY, AnswerState.SEEN, AnswerState.LATE)[n % 4])
+
+
+def platform_takes_a_rank(sim: Simulation, n: int) -> None:
+    process = sim.nth(n, [p for p in sim.processes if p.running])
+    if process:
+        sim.take_away(process, float(n % 40))
 
 
 def stopped_ranks_obey(sim: Simulation, n: int) -> None:
@@ -187,6 +229,13 @@ WEIGHTS: dict[Move, int] = {
     rank_queues: 2,
     rank_exits: 8,
     rank_stalls_or_resumes: 5,
+    agent_meets: 6,
+    workers_start: 6,
+    worker_exits: 5,
+    rank_takes_steps: 10,
+    rank_reads_notices: 5,
+    listeners_answer: 6,
+    platform_takes_a_rank: 1,
     stopped_ranks_obey: 6,
     rank_cannot_start: 1,
     rank_vanishes: 2,

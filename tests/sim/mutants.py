@@ -78,7 +78,7 @@ MUTANTS = (
     Mutant(
         "the culprit is the last to fail",
         policy.find_culprit,
-        "best = min(close, key=lambda e: (_echo(e), moment(e), e.rank))",
+        "best = min(close, key=lambda e: (_echo(e), moment(e), e.rank, e.worker is None))",
         "best = candidates[-1]",
     ),
     Mutant("fences missing", sightings._fence, "seen.sight is not Sight.ENDED", "False"),

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from basilica.core.actions import Action, Launch, Stop
+from basilica.core.goodput import microseconds, totals
 from basilica.core.phase import Phase, RankPhase
 from basilica.core.policy import Culprit
-from basilica.core.seen import Ended, SeenRank, Sight, Sighting
+from basilica.core.seen import AnswerState, Ended, SeenRank, Sight, Sighting
 from basilica.core.status import DeploymentStatus
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ class Oracle:
     window: int = 0  # the turn in which the controller last took up a change of the spec: budgets may begin anew
     whole: int = 0  # the turn in which the world last became whole
     blamable: set[Key] = field(default_factory=set)  # failures of ranks that the world still wants
+    places: list[float] = field(default_factory=list)  # since when each place of the world is wanted
+    accounted: int = 0  # microseconds of places that are not wanted any more
 
     # ---- what the controller was told, and what it wrote down ------------------------------------------------------
 
@@ -60,6 +63,40 @@ class Oracle:
         if _is_whole(after) and not _is_whole(before):
             self.whole = sim.turns
         self._check_lost(before, after)
+        self._check_ledger(before, after)
+        self._check_notice(before, after)
+
+    def _check_ledger(self, before: DeploymentStatus, after: DeploymentStatus) -> None:
+        """The parts of the ledger add up to wall time x target: every place from when it is wanted until it is not."""
+        sim = self.sim
+        if before.terminal_at is None:
+            begin = after.created_at if before.world_target == 0 else sim.now
+            self.places += [begin] * (after.world_target - len(self.places))
+            keep = after.world_target if after.terminal_at is None else 0
+            for begun in self.places[keep:]:
+                self.accounted += microseconds(sim.now) - microseconds(begun)
+            del self.places[keep:]
+        amounts = totals(after.ledger, [r.segment for r in after.ranks if r.segment is not None], sim.now)
+        assert all(amount >= 0 for amount in amounts.values()), f"a negative amount in {amounts}"
+        wanted = self.accounted + sum(microseconds(sim.now) - microseconds(begun) for begun in self.places)
+        assert sim.set_back or sum(amounts.values()) == wanted, f"{amounts} do not add up to {wanted}"
+        placed = {r.rank for r in after.ranks if r.segment is not None}
+        assert placed == (set() if after.terminal_at is not None else set(range(after.world_target)))
+
+    def _check_notice(self, before: DeploymentStatus, after: DeploymentStatus) -> None:
+        """A planned change waits until every rank that reads notices is ready for it, or until its limit."""
+        sim = self.sim
+        resized = before.world_target not in (0, after.world_target)
+        if not resized or after.terminal_at is not None:
+            return
+        book = {(r.rank, r.attempt): r.phase for r in after.ranks}
+        for seen in sim.delivered.ranks:
+            phase = book.get((seen.rank, seen.attempt))
+            if seen.answer is None or seen.sight is not Sight.RUNNING or phase is not RankPhase.RUNNING:
+                continue
+            assert before.notice is not None, f"rank {seen.rank} was not told of the resize"
+            ready = seen.answer.state is AnswerState.READY and seen.answer.number == before.notice.number
+            assert ready or sim.now >= before.notice.until, f"the resize did not wait for rank {seen.rank}"
 
     def _note(self, before: DeploymentStatus, seen: SeenRank, ended: Ended) -> None:
         key = (seen.rank, seen.attempt)
@@ -145,6 +182,14 @@ class Oracle:
         sim = self.sim
         stalled = any(e.termination_reason == "Stalled" for e in (*sim.status.failures, *sim.status.exits))
         if sim.status.phase is not Phase.FAILED or culprit is None or stalled or sim.set_back:
+            return
+        if culprit.exit.worker is not None:
+            journals = [
+                p.agent.exits for p in sim.processes if p.key == (culprit.exit.rank, culprit.exit.attempt) and p.agent
+            ]
+            assert any(e.torch_rank == culprit.exit.torch_rank for exits in journals for e in exits), (
+                f"{culprit}: invented"
+            )
             return
         suspects = [f for f in self.failures.values() if f.key in self.blamable and f.turn >= self.whole]
         blamed = self.failures.get((culprit.exit.rank, culprit.exit.attempt))

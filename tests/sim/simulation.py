@@ -11,7 +11,8 @@ start and end, and those about the end of it all in `settle`. What the controlle
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any
 
 from basilica.controller import step as stepping
 from basilica.core import metering, policy
@@ -21,7 +22,20 @@ from basilica.core.failing import RECORD_AFTER_S, record_failure
 from basilica.core.mesh import Announcement, Gate, SeenMesh, SeenRendezvous, failing_pairs
 from basilica.core.phase import BenchPhase, Phase, RankPhase
 from basilica.core.reconcile import reconcile
-from basilica.core.seen import Ended, SeenBench, SeenRank, Sight, Sighting, Stalled
+from basilica.core.seen import (
+    AnswerState,
+    Ended,
+    Leaving,
+    SeenAgent,
+    SeenAnswer,
+    SeenBench,
+    SeenProgress,
+    SeenRank,
+    SeenWorkerExit,
+    Sight,
+    Sighting,
+    Stalled,
+)
 from basilica.core.spec import DeploymentSpec, Wanted
 from basilica.core.status import HISTORY_MAX, DeploymentStatus, Usage
 from basilica.core.why import why
@@ -47,6 +61,10 @@ class Process:
     asked_to_stop: bool = False
     ended: Ended | None = None
     stalled: Stalled | None = None
+    agent: SeenAgent | None = None
+    progress: SeenProgress | None = None
+    answer: SeenAnswer | None = None
+    leaving: Leaving | None = None
     shown: bool = True
     clear: bool = True
     forgotten: bool = False  # the record is lost too; the process is dead by then
@@ -80,6 +98,10 @@ class Process:
             ended=self.ended,
             note=note,
             stalled=self.stalled,
+            agent=self.agent,
+            progress=self.progress,
+            answer=self.answer if self.alive else None,
+            leaving=self.leaving if self.alive else None,
         )
 
 
@@ -109,6 +131,8 @@ class Simulation:
     elapsed: float = 0.0  # seconds that passed; the clock may have been set back meanwhile
     set_back: bool = False
     nodes: int = len(NODES)
+    reached: int = 0  # the highest step that any rank has reported
+    journalled: int = 0  # exits of workers so far
     oracle: Oracle = field(init=False)
 
     def __post_init__(self) -> None:
@@ -206,6 +230,69 @@ class Simulation:
         """It falls silent, or reports again."""
         if process.running:
             process.stalled = None if process.stalled else Stalled(since=self.now, usual_step_seconds=0.1, stack="f")
+            self.restless = True
+
+    # ---- workers, steps and notices ------------------------------------------------------------------------------
+
+    def meet(self, process: Process) -> None:
+        """The rank's agent has no workers and waits for the others."""
+        if process.running:
+            known = process.agent or SeenAgent(pid=process.attempt + 1, nproc=2)
+            process.agent = replace(known, meeting_since=self.now, executing_since=None)
+            process.progress = None
+            self.restless = True
+
+    def begin_round(self, process: Process) -> None:
+        agent = process.agent
+        if process.running and agent is not None and agent.executing_since is None:
+            first = 2 * process.rank
+            process.agent = replace(
+                agent, round=agent.round + 1, executing_since=self.now, first_torch_rank=first, pids=(1, 2)
+            )
+            self.restless = True
+
+    def worker_exits(self, process: Process, code: int, *, echo: bool) -> None:
+        agent = process.agent
+        if process.running and agent is not None and agent.executing_since is not None:
+            self.journalled += 1
+            exit = SeenWorkerExit(
+                number=self.journalled,
+                worker=self.journalled % 2,
+                torch_rank=2 * process.rank + self.journalled % 2,
+                pid=1 + self.journalled % 2,
+                exit_code=code,
+                reason="Error" if code else "Completed",
+                at=self.now,
+                echo=echo and code != 0,
+                message="RuntimeError: boom" if code else "",
+            )
+            process.agent = replace(agent, exits=(*agent.exits, exit)[-4:])
+            self.restless = True
+
+    def take_steps(self, process: Process, count: int, *, back: int) -> None:
+        """The rank's program reports steps; a fresh process begins some steps before the highest one."""
+        if not process.running or (process.agent is not None and process.agent.executing_since is None):
+            return
+        if process.progress is None:
+            first = max(1, self.reached + 1 - back)
+            process.progress = SeenProgress(first_at=self.now, first_step=first, at=self.now, step=first)
+        step = process.progress.step + count
+        process.progress = replace(process.progress, at=self.now, step=step, step_seconds=0.1)
+        self.reached = max(self.reached, step)
+        self.restless = True
+
+    def answer(self, process: Process, state: AnswerState) -> None:
+        if process.running:
+            says = self.rendezvous.says if self.rendezvous is not None else None
+            number = 0 if says is None or says.notice is None else says.notice.number
+            step = None if process.progress is None else process.progress.step
+            state = state if number else AnswerState.LISTENING
+            process.answer = SeenAnswer(state=state, number=number, step=step, at=self.now)
+            self.restless = True
+
+    def take_away(self, process: Process, seconds: float) -> None:
+        if process.running:
+            process.leaving = Leaving(kind="preemption", until=self.now + seconds, reason="spot")
             self.restless = True
 
     def fail_to_start(self, process: Process) -> None:
@@ -353,7 +440,7 @@ class Simulation:
         self.reveal()
         self.cut.clear()
         for process in self.processes:
-            process.stalled = None
+            process.stalled = process.leaving = None
         self.starts_at_once = True
         self.restless = True  # a fresh controller
         self.turn()
@@ -390,7 +477,7 @@ class Simulation:
         old, new = self.status, plan.status
         assert reconcile(self.spec, old, look, self.now) == plan, "not deterministic"
         again = reconcile(self.spec, new, look, self.now)
-        assert again.status == new, f"one more turn on the same look changes the status:\n{new}\n{again.status}"
+        assert again.status == new, f"one more turn on the same look changes the status: {_changes(new, again.status)}"
         assert not again.events, f"one more turn on the same look says {again.events}"
         self._check_status(old, new)
         self._check_actions(plan, new)
@@ -424,7 +511,8 @@ class Simulation:
             assert mine[rank.rank].attempt >= rank.attempt, "an attempt went backwards"
         assert [r.rank for r in new.ranks] == sorted(mine)
         assert len(new.history) <= HISTORY_MAX
-        assert len(new.failures) <= 2 * len(new.ranks)
+        assert len(new.failures) <= 8 * len(new.ranks)
+        assert new.notice is None or self.now < new.notice.until, f"{new.notice} is overdue"
         assert len(new.milestones) <= 2
         if old.bench is not None and old.bench.phase.terminal:
             assert new.bench == old.bench, "the probe's end was taken back"
@@ -475,7 +563,7 @@ class Simulation:
         assert new.mesh is not None
         assert self.delivered.mesh is not None
         wanted = Announcement(
-            sum(r.phase is not RankPhase.LOST for r in new.ranks[: new.world_target]), new.mesh.released
+            sum(r.phase is not RankPhase.LOST for r in new.ranks[: new.world_target]), new.mesh.released, new.notice
         )
         assert announced == ([] if says == wanted else [wanted])
         troubled = {host for pair in self.delivered.mesh.failing for host in (pair.source, pair.target)}
@@ -534,6 +622,17 @@ class Simulation:
         """One of the processes that live, whichever n says."""
         alive = [p for p in (self.processes if candidates is None else candidates) if p.alive]
         return alive[n % len(alive)] if alive else None
+
+
+def _changes(before: Any, after: Any) -> str:
+    """Name the fields of two values that differ, as deep as they are alike."""
+    if is_dataclass(before) and type(before) is type(after):
+        found = {f.name: _changes(getattr(before, f.name), getattr(after, f.name)) for f in fields(before)}
+        return " ".join(f"{name}.{change}" for name, change in found.items() if change)
+    if isinstance(before, tuple) and isinstance(after, tuple) and len(before) == len(after):
+        pairs = enumerate(zip(before, after, strict=True))
+        return " ".join(f"{n}.{change}" for n, (a, b) in pairs if (change := _changes(a, b)))
+    return "" if before == after else f"{before!r} -> {after!r}"
 
 
 def _check_usage(old: Usage, new: Usage) -> None:

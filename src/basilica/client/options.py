@@ -55,6 +55,8 @@ class DeployOptions(TypedDict, total=False):
     on_stall: Literal["show", "restart"]
     max_restarts: int
     grace_seconds: float
+    notice_seconds: float
+    notice_signal: Literal["SIGUSR1", "SIGUSR2"] | None
     ttl_seconds: float | None
     deadline_seconds: float | None
     start_deadline_seconds: float | None

@@ -5,12 +5,14 @@ from typing import assert_never
 from basilica.core.actions import Announce, EndProbe, EndRendezvous, Launch, Plan, Probe, Remove, Stop
 from basilica.core.deployment import Deployment
 from basilica.core.failing import without_failure
+from basilica.core.notice_rules import fresh_steps
 from basilica.core.phase import RankPhase
 from basilica.core.reconcile import reconcile
 from basilica.ports import Clock, Run, Runtime, Store
 
 
-def run_of(deployment: Deployment) -> Run:
+def run_of(deployment: Deployment, now: float | None = None) -> Run:
+    """Return the run as its runtime has to know it; with `now`, for a look of the controller."""
     return Run(
         instance=deployment.instance,
         user=deployment.user,
@@ -19,6 +21,7 @@ def run_of(deployment: Deployment) -> Run:
         spec=deployment.spec,
         owner=deployment.owner,
         lost=frozenset(rank.rank for rank in deployment.status.ranks if rank.phase is RankPhase.LOST),
+        fresh_steps=frozenset() if now is None else fresh_steps(deployment.spec, deployment.status, now),
     )
 
 
@@ -30,7 +33,7 @@ async def step(instance: str, store: Store, runtime: Runtime, clock: Clock) -> t
     only when the actions of this turn have succeeded.
     """
     deployment = await store.get(instance)
-    run = run_of(deployment)
+    run = run_of(deployment, clock.now())
     seen = await runtime.observe(run)
     now = clock.now()
     plan = reconcile(deployment.spec, deployment.status, seen, now)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
+from basilica.core.notices import Notice
+
 FAILING_KEPT = 16
 EVERYONE = "every other host"
 NO_ANSWER_YET = "no answer yet"
@@ -50,10 +52,12 @@ class SeenMesh:
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """The content of a run's rendezvous for its ranks: how many take part, and which hosts may go, by name."""
+    """The content of a run's rendezvous for its ranks: how many take part, which hosts may go, by name, and the planned
+    change that is ahead of them."""
 
     world: int
     released: tuple[tuple[str, Gate], ...] = ()
+    notice: Notice | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

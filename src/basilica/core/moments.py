@@ -20,6 +20,9 @@ MOMENTS = frozenset(
         "launched_at",
         "metered_until",
         "missing_since",
+        "over_at",
+        "process_at",
+        "proposed_at",
         "recorded_at",
         "rendezvous_silent_since",
         "restart_at",
@@ -28,6 +31,7 @@ MOMENTS = frozenset(
         "since",
         "started_at",
         "terminal_at",
+        "until",
         "up_since",
         "whole_at",
     }

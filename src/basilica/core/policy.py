@@ -1,11 +1,11 @@
 """The rules that people argue about, one function each: facts in, a decision with its reason out."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from basilica.core.ends import CANCELLED, ERROR, OOM_KILLED
-from basilica.core.world import STALLED, RankExit, WorldSize
+from basilica.core.world import EXITED_EARLY, STALLED, CrashLoop, RankExit, WorldSize
 
 FIRST_RESTART_DELAY = 1.0
 LONGEST_RESTART_DELAY = 60.0
@@ -13,6 +13,8 @@ LOST_AFTER = 30.0  # a rank that no look has shown for so long is gone
 BENCH_DEADLINE = 1500.0
 LOG_TAILS_KEPT = 32  # the logs themselves stay readable; a status must not grow with a thousand ranks
 UNKNOWN_EXIT_CODE = -1  # where a number is demanded and nobody knows one; the reason says `Unknown`
+LOOP_GAP_SECONDS = 60.0  # failures that follow each other more closely are a crash loop
+LOOP_LENGTH = 3
 SIMULTANEOUS = 0.05  # exits so close to each other are told apart by their evidence, not by the clock
 
 Role = Literal["culprit", "victim", "stopped"]
@@ -62,16 +64,16 @@ def find_culprit(failures: Sequence[RankExit], whole_at: float | None) -> Culpri
     def moment(e: RankExit) -> float:
         return e.finished_at if one_clock else e.seen_at
 
-    candidates.sort(key=lambda e: (moment(e), e.rank))
+    candidates.sort(key=lambda e: (moment(e), e.rank, e.worker is None))
     first = moment(candidates[0])
     close = [e for e in candidates if moment(e) - first <= SIMULTANEOUS]
-    best = min(close, key=lambda e: (_echo(e), moment(e), e.rank))
-    rivals = [e for e in close if e is not best and _echo(e) == _echo(best)]
-    what = f"rank {best.rank} {describe_exit(best)}"
+    best = min(close, key=lambda e: (_echo(e), moment(e), e.rank, e.worker is None))
+    rivals = [e for e in close if e.rank != best.rank and _echo(e) == _echo(best)]
+    what = f"{best.place} {describe_exit(best)}"
     if rivals:
         others = name_ranks(e.rank for e in rivals)
         return Culprit(best, f"{what}; {others} failed within {SIMULTANEOUS * 1000:g} ms of it", "low")
-    if len(close) > 1:
+    if any(e.rank != best.rank for e in close):
         return Culprit(best, f"{what}; the others that failed with it show only an error exit", "medium")
     later = [e for e in candidates if e.rank != best.rank]
     if later:
@@ -99,6 +101,10 @@ def last_exits(exits: Iterable[RankExit]) -> list[RankExit]:
 
 
 def describe_exit(exit: RankExit) -> str:
+    if exit.cause and exit.exit_code is not None:
+        return f"exited with code {exit.exit_code}, since {exit.cause}"
+    if exit.termination_reason == EXITED_EARLY:
+        return "exited with code 0 before its peers were done, which then failed"
     if exit.exit_code is None:
         return f"ended, nobody knows how ({exit.termination_reason})"
     if exit.termination_reason == OOM_KILLED:
@@ -114,13 +120,24 @@ def describe_exit(exit: RankExit) -> str:
 def keep_failure(failures: Sequence[RankExit], new: RankExit, whole_at: float | None) -> tuple[RankExit, ...]:
     """Remember a failure; of each rank the first since the world was whole and the latest are enough."""
     kept = [e for e in failures if whole_at is None or e.seen_at >= whole_at]
-    mine = [e for e in kept if e.rank == new.rank]
+    mine = [e for e in kept if (e.rank, e.worker) == (new.rank, new.worker)]
     drop = mine[1:]
     return (*(e for e in kept if e not in drop), new)
 
 
+def count_crash(known: CrashLoop | None, exit: RankExit) -> CrashLoop:
+    """Return the crash loop after one more failure of the rank or of its worker; a pause begins another."""
+    error = exit.error or describe_exit(exit)
+    if known is None or exit.finished_at - known.at > LOOP_GAP_SECONDS:
+        return CrashLoop(since=exit.finished_at, at=exit.finished_at, count=1, worker=exit.worker, error=error)
+    at = max(known.at, exit.finished_at)
+    return replace(known, at=at, count=known.count + 1, worker=exit.worker, error=error)
+
+
 def _echo(exit: RankExit) -> int:
     """Return how likely this exit is the echo of another one: 0 has a cause of its own."""
+    if exit.echo:
+        return 3
     if exit.termination_reason == OOM_KILLED:
         return 0
     return 1 if exit.signal is not None and exit.signal not in ("SIGABRT", "SIGPIPE") else 2

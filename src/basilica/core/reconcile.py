@@ -3,7 +3,8 @@
 Total and deterministic. A settled run, or one of which nothing changed, gets its own status back and no actions, so
 turning the controller once more is always safe. The order of a turn:
 
-    take in what was seen  →  obey the spec  →  judge  →  deadlines  →  launch and stop  →  phase, gate, bench, metering
+    take in what was seen  →  obey the spec  →  judge  →  deadlines  →  launch and stop  →  phase, gate, bench
+                           →  ledger, incidents, metering
 """
 
 from dataclasses import replace
@@ -14,10 +15,13 @@ from basilica.core.failing import without_failure
 from basilica.core.seen import Sighting
 from basilica.core.spec import DeploymentSpec
 from basilica.core.status import DeploymentStatus
+from basilica.core.steps.accounting import account
 from basilica.core.steps.bench import follow_the_bench
 from basilica.core.steps.ending import wind_down
 from basilica.core.steps.gate import open_the_gate
+from basilica.core.steps.incidents import follow_incidents
 from basilica.core.steps.naming import name_the_phase, sample_the_world
+from basilica.core.steps.notices import heed_leaving_ranks
 from basilica.core.steps.shaping import RELAUNCH_DELAY, shape_the_world, watch_the_stopping
 from basilica.core.steps.sightings import take_in
 from basilica.core.steps.spec_changes import obey_spec
@@ -41,11 +45,14 @@ def reconcile(spec: DeploymentSpec, status: DeploymentStatus, seen: Sighting, no
     if turn.ended:
         wind_down(turn)
     else:
+        heed_leaving_ranks(turn)
         shape_the_world(turn)
         name_the_phase(turn)
         open_the_gate(turn)
     watch_the_stopping(turn)
     follow_the_bench(turn)
+    account(turn)
+    follow_incidents(turn)
     return _plan(turn)
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 from basilica.core.mesh import SeenMesh, SeenRendezvous
 from basilica.core.phase import BenchPhase
@@ -53,8 +54,97 @@ class Stalled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SeenWorkerExit:
+    """The end of one worker of a torchrun agent that the agent did not stop itself.
+
+    `number` counts the agent's events: each exit is booked once. `torch_rank` is its rank in the round in which it
+    ended. `echo`: its error names a lost peer, so it is probably not the cause. `message` is the exception in a line.
+    """
+
+    number: int
+    worker: int
+    torch_rank: int
+    pid: int
+    exit_code: int
+    reason: str
+    at: float
+    signal: str | None = None
+    echo: bool = False
+    message: str = ""
+    traceback: str = ""
+    log_tail: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenAgent:
+    """The torchrun agent of a rank, by its own journal.
+
+    `round` counts the starts of its workers; 0 before the first. `meeting_since`: it waits for the other agents and has
+    no workers. `executing_since`: its workers run. `exits` are the latest, in the order of their numbers.
+    """
+
+    pid: int
+    nproc: int
+    round: int = 0
+    group_rank: int = 0
+    agents: int = 0
+    world: int = 0
+    first_torch_rank: int = 0
+    pids: tuple[int, ...] = ()
+    meeting_since: float | None = None
+    executing_since: float | None = None
+    exits: tuple[SeenWorkerExit, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenProgress:
+    """The steps that the rank's present process has reported. `step_seconds` is its usual step time, once known."""
+
+    first_at: float
+    first_step: int
+    at: float
+    step: int
+    step_seconds: float | None = None
+
+
+class AnswerState(StrEnum):
+    """The state of a rank's answer to a notice."""
+
+    LISTENING = "listening"  # its program reads notices, and has not read this one
+    SEEN = "seen"  # it goes on to the common step
+    LATE = "late"  # it was beyond the common step when it read the notice
+    READY = "ready"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenAnswer:
+    """The answer of a rank whose program reads notices: that of the least advanced of its processes.
+
+    `number` is that of the notice it answers, 0 for none yet.
+    """
+
+    state: AnswerState
+    number: int = 0
+    step: int | None = None
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaving:
+    """The platform will take the rank's place away: its node is preempted or drained. `until`: not later than then."""
+
+    kind: Literal["preemption", "drain"]
+    until: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SeenRank:
-    """One attempt of one rank, as one look showed it. `silent_since`: its agent has not been heard from since then."""
+    """One attempt of one rank, as one look showed it. `silent_since`: its agent has not been heard from since then.
+
+    `agent` is None for a program that is no torchrun agent, `progress` for one that has reported no step, `answer`
+    for one that reads no notices.
+    """
 
     rank: int
     attempt: int
@@ -69,6 +159,10 @@ class SeenRank:
     note: str = ""
     stalled: Stalled | None = None
     silent_since: float | None = None
+    agent: SeenAgent | None = None
+    progress: SeenProgress | None = None
+    answer: SeenAnswer | None = None
+    leaving: Leaving | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

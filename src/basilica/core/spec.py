@@ -17,6 +17,7 @@ from basilica.core.names import check_name
 from basilica.core.world import WorldSize
 
 GRACE_SECONDS = 10.0
+NOTICE_SECONDS = 30.0
 ENV_BYTES_MAX = 1 << 20
 SCRIPT_BYTES_MAX = 1 << 20
 LABEL_BYTES_MAX = 4096
@@ -131,6 +132,8 @@ class DeploymentSpec:
     on_stall: Literal["show", "restart"] = "show"
     max_restarts: Annotated[int, Range(0, 1_000_000)] = 0
     grace_seconds: Annotated[float, Range(0, 86400)] = GRACE_SECONDS
+    notice_seconds: Annotated[float, Range(0, 86400)] = NOTICE_SECONDS
+    notice_signal: Literal["SIGUSR1", "SIGUSR2"] | None = None
     ttl_seconds: Annotated[float, DURATION] | None = None
     deadline_seconds: Annotated[float, DURATION] | None = None
     start_deadline_seconds: Annotated[float, DURATION] | None = None

@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from basilica.core.goodput import EMPTY, Ledger
+from basilica.core.incidents import Incident
 from basilica.core.mesh import MeshStatus
+from basilica.core.notices import Notice
 from basilica.core.phase import BenchPhase, Phase, RankPhase
 from basilica.core.seen import BenchResult
 from basilica.core.world import RankExit, RankStatus, WorldSize, WorldStatus
@@ -79,7 +82,8 @@ class DeploymentStatus:
     `failures` are the latest bad exits, restarted ones included: with `whole_at`, the last moment at which every
     wanted rank was up, they tell who failed first. `closed`: a rank exited 0, and the world stays as it is.
     `failing`: what all else here says was seen before (`core.failing`). `rendezvous_silent_since`: what ranks tell
-    cannot be read since then, so what is known of them may be old.
+    cannot be read since then, so what is known of them may be old. `incidents` are the latest, the last of which may be
+    going on. `notice`: a planned change that ranks were told of, and that is yet to happen.
     """
 
     created_at: float
@@ -107,6 +111,10 @@ class DeploymentStatus:
     milestones: tuple[Milestone, ...] = ()
     warned: tuple[str, ...] = ()
     failing: FailingTurns | None = None
+    ledger: Ledger = EMPTY
+    incidents: tuple[Incident, ...] = ()
+    notice: Notice | None = None
+    notices: int = 0  # how many there were
 
     @property
     def latest(self) -> float:

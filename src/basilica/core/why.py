@@ -6,6 +6,7 @@ from typing import Literal
 
 from basilica.core import policy, stalls
 from basilica.core.damage import Trouble
+from basilica.core.notices import Notice
 from basilica.core.phase import Phase, RankPhase
 from basilica.core.spec import DeploymentSpec, Wanted
 from basilica.core.status import DeploymentStatus, FailingTurns
@@ -59,6 +60,8 @@ def with_troubles(sentence: str, status: DeploymentStatus, troubles: Sequence[Tr
 
 
 def _under_way(spec: DeploymentSpec, status: DeploymentStatus, now: float) -> str:
+    if status.notice is not None:
+        return _announced(status.notice, status, now)
     if spec.generation != status.observed_generation:
         return "the controller has yet to act on the latest change of the spec"
     wanted = [r for r in status.ranks if r.rank < status.world_target]
@@ -78,10 +81,34 @@ def _under_way(spec: DeploymentSpec, status: DeploymentStatus, now: float) -> st
     if not reasons:
         lost = [r for r in wanted if r.phase is RankPhase.LOST]
         stalled = _stalls(wanted, now)
-        idle = up if stalled or apart else up + NOTHING_TO_WAIT_FOR
-        return (f"{up}; {_name(lost)} lost, the run goes on without" if lost else idle) + apart + stalled
+        loops = _crash_loops(wanted, now)
+        idle = up if stalled or apart or loops else up + NOTHING_TO_WAIT_FOR
+        return (f"{up}; {_name(lost)} lost, the run goes on without" if lost else idle) + apart + loops + stalled
     degraded = f", fewer than the minimum of {spec.world.min}" if status.phase is Phase.DEGRADED else ""
-    return f"{up}{degraded}; waiting for " + "; ".join(reasons) + apart + _stalls(wanted, now)
+    return (
+        f"{up}{degraded}; waiting for " + "; ".join(reasons) + apart + _crash_loops(wanted, now) + _stalls(wanted, now)
+    )
+
+
+def _announced(notice: Notice, status: DeploymentStatus, now: float) -> str:
+    """Count down to a planned change, and name the ranks that it waits for."""
+    left = max(0.0, notice.until - now)
+    unready = [r for r in status.ranks if r.phase is RankPhase.RUNNING and r.listens and r.ready_for != notice.number]
+    at = "" if notice.step is None else f" at step {notice.step}"
+    ranks = _name(unready) if unready else "its ranks"
+    return f"waiting for {ranks} to be ready{at} for {notice.describe()}, {left:.0f} s at most"
+
+
+def _crash_loops(wanted: list[RankStatus], now: float) -> str:
+    """Name the ranks that fail again and again, each with its last error."""
+    text = ""
+    for rank in wanted:
+        loop = rank.crashes
+        if loop is None or loop.count < policy.LOOP_LENGTH or now - loop.at > policy.LOOP_GAP_SECONDS:
+            continue
+        who = f"rank {rank.rank}" if loop.worker is None else f"worker {loop.worker} of rank {rank.rank}"
+        text += f"; {who} has failed {loop.count} times in {loop.at - loop.since:.0f} s: {loop.error}"
+    return text
 
 
 def _reasons(wanted: list[RankStatus], spec: DeploymentSpec, status: DeploymentStatus, now: float) -> list[str]:

@@ -3,12 +3,14 @@
 from dataclasses import dataclass
 
 from basilica.core.errors import WorldSizeOutOfBounds
+from basilica.core.goodput import Segment
 from basilica.core.phase import RankPhase
 from basilica.core.seen import Stalled
 
 WORLD_LIMIT = 100_000
 ERROR_MAX = 200
 STALLED = "Stalled"  # the reason of the exit of a rank that was stopped because it had stalled
+EXITED_EARLY = "ExitedEarly"  # the reason of a worker's exit with code 0 that made its peers fail
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,12 @@ class WorldStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankExit:
-    """The exit of a rank; once written it never changes. `exit_code` None: it is unknown."""
+    """The exit of a rank, or of one of its workers; once written it never changes. `exit_code` None: it is unknown.
+
+    `worker` is the local rank of a worker under the rank's torchrun agent, and `torch_rank` its rank in the round in
+    which it ended; both None for the exit of the rank itself. `echo`: the error names a lost peer. `cause`: the worker
+    whose failure made the agent exit, in words.
+    """
 
     rank: int
     attempt: int
@@ -60,16 +67,72 @@ class RankExit:
     stopped: bool = False
     log_tail: tuple[str, ...] = ()
     traceback: str = ""
+    worker: int | None = None
+    torch_rank: int | None = None
+    pid: int | None = None
+    echo: bool = False
+    cause: str = ""
+    message: str = ""
 
     @property
     def error(self) -> str:
         """The Python exception that it failed with, in a line."""
-        return last_line(self.traceback)
+        return last_line(self.traceback) or self.message[:ERROR_MAX]
+
+    @property
+    def place(self) -> str:
+        """The rank, and the worker if it is one's exit, in words."""
+        return f"rank {self.rank}" if self.worker is None else worker_name(self.rank, self.worker, self.torch_rank)
 
     @property
     def failed(self) -> bool:
         """It ended badly by itself: neither a clean exit nor one that we asked for. To stall counts as that."""
-        return not self.stopped and (self.exit_code != 0 or self.termination_reason == STALLED)
+        return not self.stopped and (self.exit_code != 0 or self.termination_reason in (STALLED, EXITED_EARLY))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankAgent:
+    """The torchrun agent of a rank in the controller's book. `booked`: the number of its last booked event.
+
+    Workers of the rank have the torch ranks from `first_torch_rank` on, one for each of `pids`, in a world of `world`.
+    """
+
+    pid: int
+    nproc: int
+    booked: int = 0
+    round: int = 0
+    group_rank: int = 0
+    world: int = 0
+    first_torch_rank: int = 0
+    pids: tuple[int, ...] = ()
+    early: tuple[RankExit, ...] = ()  # workers of this round that have exited 0
+    early_told: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrashLoop:
+    """Failures of one rank that follow each other closely. `since` is when the first one happened, `at` the last."""
+
+    since: float
+    at: float
+    count: int
+    worker: int | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """The steps of a rank: the highest that it ever reported, and those that its present process repeats.
+
+    `process_at` identifies the process by its first report, of step `first`; its last known one is `step`. It repeats
+    steps up to `repeat_to`; None if it repeats none, or none any more.
+    """
+
+    reached: int
+    process_at: float | None = None
+    first: int = 0
+    step: int = 0
+    repeat_to: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,12 +163,31 @@ class RankStatus:
     note: str = ""
     stalled: Stalled | None = None
     silent_since: float | None = None  # nothing has been heard of its agent since then
+    segment: Segment | None = None  # what its place in the world is charged with; None outside the wanted world
+    agent: RankAgent | None = None
+    steps: Steps | None = None
+    crashes: CrashLoop | None = None
+    listens: bool = False  # its program reads notices
+    ready_for: int = 0  # the number of the notice that it is ready for
 
     def next_attempt(self, *, restarts: int, restart_at: float | None) -> "RankStatus":
-        """The same rank before its next start; nothing of this attempt is kept but where it ran."""
+        """The same rank before its next start; nothing of this attempt is kept but where it ran and what it reached."""
         return RankStatus(
-            rank=self.rank, attempt=self.attempt + 1, restarts=restarts, restart_at=restart_at, node=self.node
+            rank=self.rank,
+            attempt=self.attempt + 1,
+            restarts=restarts,
+            restart_at=restart_at,
+            node=self.node,
+            segment=self.segment,
+            steps=None if self.steps is None else Steps(reached=self.steps.reached),
+            crashes=self.crashes,
         )
+
+
+def worker_name(rank: int, worker: int, torch_rank: int | None) -> str:
+    """`worker 1 of rank 0`, with torch's own rank of it where that is another number."""
+    torch = "" if torch_rank is None else f" (torch rank {torch_rank})"
+    return f"worker {worker} of rank {rank}{torch}"
 
 
 def last_line(traceback: str) -> str:

@@ -30,7 +30,7 @@ def end(turn: Turn, phase: Phase, message: str, *, stop_reason: str = CANCELLED)
             metered = metering.advance(rank, turn.now) if rank.rank in turn.running else rank
             reason = rank.stop_reason or stop_reason
             turn.ranks[rank.rank] = replace(metered, phase=RankPhase.STOPPING, stop_reason=reason)
-    turn.status = replace(turn.status, phase=phase, message=message, terminal_at=turn.now)
+    turn.status = replace(turn.status, phase=phase, message=message, terminal_at=turn.now, notice=None)
     turn.milestone(phase.value)
     turn.condition("Ready", False, _EVENTS[phase].value)
     turn.say(_EVENTS[phase], message, warning=phase is Phase.FAILED)

@@ -4,10 +4,12 @@ from dataclasses import replace
 
 from basilica.core import metering, policy
 from basilica.core.events import Reason
+from basilica.core.incidents import IncidentKind
 from basilica.core.phase import RankPhase
 from basilica.core.seen import Ended
-from basilica.core.steps.turn import Turn
-from basilica.core.world import STALLED, RankExit, RankStatus
+from basilica.core.steps import accounting, workers
+from basilica.core.steps.turn import Trouble, Turn
+from basilica.core.world import STALLED, CrashLoop, RankExit, RankStatus
 
 
 def book(turn: Turn, rank: RankStatus, ended: Ended) -> None:
@@ -21,6 +23,8 @@ def book(turn: Turn, rank: RankStatus, ended: Ended) -> None:
     # What we stopped because it had stalled has failed, and a restart costs it one; not what its platform took first.
     stalled = for_stall and not ended.by_platform
     exit = _exit_of(turn, rank, ended, stalled=stalled)
+    turn.ends[rank.rank] = min(ended.finished_at, turn.now)
+    accounting.count_repeated(turn, rank)
     rank = replace(
         rank,
         started_at=None,
@@ -30,10 +34,19 @@ def book(turn: Turn, rank: RankStatus, ended: Ended) -> None:
         note="",
         stalled=None,
         silent_since=None,
+        agent=None,
+        listens=False,
+        ready_for=0,
+        crashes=_crashes(rank, exit) if exit.failed and in_world and not ended.by_platform else rank.crashes,
     )
     if exit.failed and in_world and not ended.by_platform:
         failures = policy.keep_failure(turn.status.failures, exit, turn.status.whole_at)
         turn.status = replace(turn.status, failures=failures)
+    if exit.failed and in_world and not turn.ended:
+        kind = IncidentKind.LOSS if ended.by_platform else IncidentKind.FAILURE
+        what = f"{exit.place} {policy.describe_exit(exit)}"
+        at = min(ended.finished_at, turn.now)
+        turn.troubles.append(Trouble(kind, at, what, rank.rank, None if ended.by_platform else exit))
     if turn.ended:
         _retire(turn, rank, exit, in_world)
     elif for_stall:
@@ -54,6 +67,7 @@ def book(turn: Turn, rank: RankStatus, ended: Ended) -> None:
 
 def _exit_of(turn: Turn, rank: RankStatus, ended: Ended, *, stalled: bool) -> RankExit:
     with_output = len(turn.exits) < policy.LOG_TAILS_KEPT
+    cause, echo = ("", False) if ended.exit_code == 0 or ended.stopped else workers.cause_of_exit(turn, rank)
     return RankExit(
         rank=rank.rank,
         attempt=rank.attempt,
@@ -68,7 +82,14 @@ def _exit_of(turn: Turn, rank: RankStatus, ended: Ended, *, stalled: bool) -> Ra
         stopped=ended.stopped and not stalled,
         log_tail=ended.log_tail if with_output else (),
         traceback=ended.traceback if with_output else "",
+        cause=cause,
+        echo=echo,
     )
+
+
+def _crashes(rank: RankStatus, exit: RankExit) -> CrashLoop | None:
+    """Count the failure, unless it was counted as that of the worker which caused it."""
+    return rank.crashes if exit.cause else policy.count_crash(rank.crashes, exit)
 
 
 def _retire(turn: Turn, rank: RankStatus, exit: RankExit, in_world: bool) -> None:
@@ -105,6 +126,7 @@ def _restart_or_lose(turn: Turn, rank: RankStatus, exit: RankExit, *, by_platfor
 
 def record_last_failure(turn: Turn, rank: RankStatus) -> None:
     """The exit of a rank that was about to restart when the run ended: it will not have another."""
-    mine = [e for e in turn.status.failures if e.rank == rank.rank and e.attempt == rank.attempt - 1]
+    last = (rank.rank, rank.attempt - 1, None)
+    mine = [e for e in turn.status.failures if (e.rank, e.attempt, e.worker) == last]
     if mine and rank.rank < turn.status.world_target and mine[-1] not in turn.exits:
         turn.exits.append(mine[-1])

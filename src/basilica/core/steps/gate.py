@@ -38,6 +38,6 @@ def _tell_of_the_mesh(turn: Turn, before: mesh.MeshStatus | None, after: mesh.Me
 
 def _announce(turn: Turn, gate: mesh.MeshStatus) -> None:
     taking_part = sum(rank.phase is not RankPhase.LOST for rank in turn.wanted())
-    wanted = mesh.Announcement(taking_part, gate.released)
+    wanted = mesh.Announcement(taking_part, gate.released, turn.status.notice)
     if turn.seen.rendezvous is None or turn.seen.rendezvous.says != wanted:
         turn.actions.append(Announce(wanted))

@@ -15,26 +15,26 @@ RELAUNCH_DELAY = 1.0  # a launch that no look shows is asked for again after thi
 
 def shape_the_world(turn: Turn) -> None:
     target = turn.status.world_target
-    stuck = stalling.first_due(turn) if turn.spec.on_stall == "restart" else None
+    stuck = stalling.first_due(turn) if turn.spec.on_stall == "restart" and turn.status.notice is None else None
     if stuck is not None:
         turn.ranks[stuck.rank] = replace(stuck, phase=RankPhase.STOPPING, stop_reason=STALLED)
     for rank in list(turn.ranks.values()):
         surplus = rank.rank >= target and rank.phase.may_run
-        if surplus or _outdated(turn, rank) or rank.phase is RankPhase.STOPPING:
+        if surplus or is_outdated(turn, rank) or rank.phase is RankPhase.STOPPING:
             stop(turn, rank)
         elif rank.phase is RankPhase.DROPPED and rank.rank < target:
             turn.ranks[rank.rank] = rank.next_attempt(restarts=0, restart_at=None)
-    hold = any(_outdated(turn, r) for r in turn.ranks.values())  # a gang starts when the last one is gone
+    hold = any(is_outdated(turn, r) for r in turn.ranks.values())  # a gang starts when the last one is gone
     for number in range(target):
         rank = turn.ranks.get(number) or RankStatus(rank=number)
         turn.ranks[number] = rank if hold else _launch_if_due(turn, rank)
 
 
-def _outdated(turn: Turn, rank: RankStatus) -> bool:
+def is_outdated(turn: Turn, rank: RankStatus) -> bool:
     """It runs as part of an earlier gang: the user asked for a fresh one, or its world size cannot change."""
     leaving = rank.world_size != turn.status.world_target or rank.phase is RankPhase.STOPPING
     fixed = turn.spec.resize == "restart" and leaving
-    return rank.phase.may_run and (fixed or rank.gang != turn.spec.gang)
+    return rank.phase.may_run and (fixed or (rank.gang != turn.spec.gang and not turn.held))
 
 
 def _launch_if_due(turn: Turn, rank: RankStatus) -> RankStatus:

@@ -5,9 +5,10 @@ from dataclasses import replace
 from basilica.core import policy
 from basilica.core.actions import Stop
 from basilica.core.ends import NODE_LOST, UNKNOWN
+from basilica.core.notice_rules import Listener
 from basilica.core.phase import RankPhase
-from basilica.core.seen import Ended, SeenRank, Sight
-from basilica.core.steps import exits, stalling
+from basilica.core.seen import AnswerState, Ended, SeenRank, Sight
+from basilica.core.steps import accounting, exits, stalling, workers
 from basilica.core.steps.turn import Turn
 from basilica.core.world import RankStatus
 
@@ -24,6 +25,7 @@ def take_in(turn: Turn) -> None:
         if rank.phase.may_run and rank.rank not in turn.present:
             _miss(turn, rank)
     stalling.tell(turn)
+    workers.blame_early_exits(turn)
     _listen_to_the_rendezvous(turn)
     for reason, message in turn.seen.warnings:
         if reason not in turn.status.warned:
@@ -57,14 +59,33 @@ def _update(turn: Turn, rank: RankStatus, seen: SeenRank) -> None:
             phase = RankPhase.RUNNING if rank.phase is RankPhase.LAUNCHED else rank.phase
             stalled = stalling.note(turn, rank, seen.stalled)
             rank = replace(rank, phase=phase, started_at=started, note="", stalled=stalled)
+            rank = _listen(turn, workers.book_workers(turn, rank, seen.agent), seen)
+            rank = accounting.observe(turn, rank, seen, stalled)
         case Sight.QUEUED | Sight.STARTING:
             rank = replace(rank, note=seen.note)
+            if seen.sight is Sight.QUEUED:
+                turn.queued.add(rank.rank)
         case Sight.ENDED if seen.ended is not None:
+            rank = workers.book_workers(turn, rank, seen.agent)
+            if rank.started_at is not None:
+                rank = accounting.observe(turn, rank, seen, rank.stalled)
             exits.book(turn, rank, seen.ended)
             return
         case _:
             pass
     turn.ranks[rank.rank] = rank
+
+
+def _listen(turn: Turn, rank: RankStatus, seen: SeenRank) -> RankStatus:
+    """Take in whether the rank's program reads notices, and its answer; and whether the platform takes its place."""
+    if rank.phase is RankPhase.RUNNING:
+        if seen.answer is not None:
+            turn.listeners[rank.rank] = Listener(rank=rank.rank, answer=seen.answer, progress=seen.progress)
+        if seen.leaving is not None:
+            turn.leaving[rank.rank] = seen.leaving
+    ready = seen.answer is not None and seen.answer.state is AnswerState.READY
+    number = seen.answer.number if seen.answer is not None and ready else 0
+    return replace(rank, listens=seen.answer is not None, ready_for=number)
 
 
 def _started(turn: Turn, rank: RankStatus, told: float | None) -> float | None:

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 from basilica.core import stalls
 from basilica.core.events import Reason
+from basilica.core.incidents import IncidentKind
 from basilica.core.phase import RankPhase
 from basilica.core.seen import Stalled
-from basilica.core.steps.turn import Turn
+from basilica.core.steps.turn import Trouble, Turn
 from basilica.core.world import RankStatus
 
 _COMING_OR_GOING = (RankPhase.WAITING, RankPhase.LAUNCHED, RankPhase.STOPPING)
@@ -37,7 +38,10 @@ def _with_room(turn: Turn, seen: Stalled) -> Stalled:
 def tell(turn: Turn) -> None:
     """Of all that this look was the first to show, at once."""
     if turn.stalls:
-        turn.say(Reason.RANK_STALLED, stalls.announce(stalls.in_order(turn.stalls)), warning=True)
+        ordered = stalls.in_order(turn.stalls)
+        what = stalls.announce(ordered)
+        turn.say(Reason.RANK_STALLED, what, warning=True)
+        turn.troubles.append(Trouble(IncidentKind.STALL, ordered[0][1].since, what, ordered[0][0]))
 
 
 def first_due(turn: Turn) -> RankStatus | None:

@@ -1,14 +1,27 @@
 """The status while it is being decided on, and what every step may do to it."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from basilica.core.actions import Action
 from basilica.core.events import Event
-from basilica.core.seen import Sighting, Stalled
+from basilica.core.incidents import IncidentKind
+from basilica.core.notice_rules import Listener
+from basilica.core.seen import Leaving, Sighting, Stalled
 from basilica.core.spec import DeploymentSpec
 from basilica.core.status import Condition, DeploymentStatus, Milestone
-from basilica.core.world import RankStatus
+from basilica.core.world import RankExit, RankStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Something that this turn saw or did which interrupts training. `exit`: of the rank or worker that failed."""
+
+    kind: IncidentKind
+    at: float
+    what: str
+    rank: int | None = None
+    exit: RankExit | None = None
 
 
 class Turn:
@@ -29,6 +42,13 @@ class Turn:
         self.running: set[int] = set()  # ranks that this look showed running
         self.present: set[int] = set()  # ranks whose current attempt this look showed at all
         self.stalls: list[tuple[int, Stalled]] = []  # that this look was the first to show
+        self.listeners: dict[int, Listener] = {}  # running ranks whose programs read notices
+        self.leaving: dict[int, Leaving] = {}  # ranks whose places the platform takes away
+        self.ends: dict[int, float] = {}  # when those attempts ended that this look was the first to show so
+        self.queued: set[int] = set()  # ranks that wait for room
+        self.caught_up: dict[int, int] = {}  # ranks that took a first new step, with the last that they repeated
+        self.troubles: list[Trouble] = []
+        self.held = False  # the latest change of the spec waits for ranks that were told of it
         self.strangers = 0
         self.removable = False
 

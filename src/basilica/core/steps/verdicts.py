@@ -4,8 +4,10 @@ from dataclasses import replace
 
 from basilica.core import policy
 from basilica.core.events import Reason
+from basilica.core.notices import NoticeKind
 from basilica.core.phase import Phase, RankPhase
 from basilica.core.status import WORLD_READY
+from basilica.core.steps import notices
 from basilica.core.steps.ending import end
 from basilica.core.steps.turn import Turn
 
@@ -41,11 +43,26 @@ def keep_deadlines(turn: Turn) -> None:
     if turn.status.created_at > turn.now:  # by the clock of another machine that is ahead of ours
         turn.status = replace(turn.status, created_at=turn.now)
     spec, created = turn.spec, turn.status.created_at
-    if spec.ttl_seconds and turn.due(created + spec.ttl_seconds):
+    if spec.ttl_seconds and _is_time(turn, created + spec.ttl_seconds, "its time to live runs out"):
         end(turn, Phase.CANCELLED, f"its time to live of {spec.ttl_seconds:g} s ran out")
-    elif spec.deadline_seconds and turn.due(created + spec.deadline_seconds):
+    elif spec.deadline_seconds and _is_time(turn, created + spec.deadline_seconds, "its deadline comes"):
         message = f"not done within its deadline of {spec.deadline_seconds:g} s"
         end(turn, Phase.FAILED, message, stop_reason="DeadlineExceeded")
     elif spec.start_deadline_seconds and not turn.status.was_ready and turn.due(created + spec.start_deadline_seconds):
         message = f"fewer than {spec.world.min} ranks were up within {spec.start_deadline_seconds:g} s"
         end(turn, Phase.FAILED, message, stop_reason="DeadlineExceeded")
+
+
+def _is_time(turn: Turn, moment: float, reason: str) -> bool:
+    """Return whether the run ends now: the moment has come, or ranks that were told of it ahead are ready for it."""
+    if turn.due(moment):
+        notices.end_notice(turn)
+        return True
+    notice = turn.status.notice
+    if notice is not None and notice.kind is not NoticeKind.DEADLINE:
+        return False  # ranks are ready for this end as well, once they are ready for that change
+    if not notices.listeners_of(turn):
+        notices.end_notice(turn)
+        return False
+    early = moment - turn.spec.notice_seconds
+    return turn.due(early) and not notices.waits_until(turn, NoticeKind.DEADLINE, moment, reason)

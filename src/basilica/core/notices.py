@@ -1,0 +1,43 @@
+"""Notices: planned changes that ranks are told of before they happen. `core.notice_rules` has their rules."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class NoticeKind(StrEnum):
+    SCALE = "scale"
+    RESTART = "restart"
+    CANCEL = "cancel"
+    DEADLINE = "deadline"
+    PREEMPTION = "preemption"
+    DRAIN = "drain"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """One announced change. `step`: the last step before it, None where ranks answer as soon as they read it.
+
+    `proposed_at`: when `step` was chosen. `number` counts the notices of a run: a change of mind keeps it.
+    """
+
+    number: int
+    kind: NoticeKind
+    since: float
+    until: float
+    reason: str
+    target: int | None = None
+    step: int | None = None
+    proposed_at: float = 0.0
+
+    def describe(self) -> str:
+        match self.kind:
+            case NoticeKind.SCALE:
+                return f"the resize to {self.target} ranks"
+            case NoticeKind.RESTART:
+                return "the restart of all ranks"
+            case NoticeKind.CANCEL:
+                return "the end of the run"
+            case NoticeKind.DEADLINE:
+                return "the run's deadline"
+            case NoticeKind.PREEMPTION | NoticeKind.DRAIN:
+                return f"the {self.kind} ({self.reason})" if self.reason else f"the {self.kind}"

@@ -1,0 +1,225 @@
+"""Accounting for time: which cause each place of the wanted world is charged with, and since when.
+
+`observe` books what a look showed of a running rank, by the times of the facts themselves; `account` books the rest at
+the end of a turn. The rules of the ledger are in `core.goodput`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from basilica.core import goodput
+from basilica.core.goodput import Cause, Segment
+from basilica.core.phase import RankPhase
+from basilica.core.seen import AnswerState, SeenProgress, SeenRank, Stalled
+from basilica.core.steps.turn import Turn
+from basilica.core.world import STALLED, RankStatus, Steps
+
+UNKNOWN_STEP_SECONDS, SOON_SECONDS = 1.0, 0.2
+"""The time that a step is taken to need before it is known, and the least time until the steps are read again."""
+
+FOLLOWED = frozenset({Cause.TRAINING, Cause.RECOMPUTING, Cause.STALLED, Cause.CHANGING})
+"""The causes of a reporting rank that silent ranks of the same gang share with it."""
+
+_OF_PHASES = {
+    RankPhase.SUCCEEDED: Cause.FINISHED,
+    RankPhase.LOST: Cause.DEGRADED,
+    RankPhase.DROPPED: Cause.CHANGING,
+}
+
+
+def observe(turn: Turn, rank: RankStatus, seen: SeenRank, stalled: Stalled | None) -> RankStatus:
+    """Book the facts of a look at a rank that runs, or ran until it ended."""
+    rank = _count_steps(turn, rank, seen.progress)
+    if rank.segment is None:
+        return rank
+    earlier, cause = 0.0, rank.segment.cause
+    for at, cause in _facts(turn, rank, seen, stalled):
+        earlier = max(earlier, min(at, turn.now))  # in order, even if a clock was set back between two facts
+        if rank.segment is not None and earlier >= rank.segment.since and cause is not rank.segment.cause:
+            rank = _enter(turn, rank, cause, earlier)
+    follows = cause is Cause.UNATTRIBUTED and rank.segment is not None and rank.segment.cause in FOLLOWED
+    if rank.segment is not None and rank.segment.cause is not cause and not follows:
+        rank = _enter(turn, rank, cause, turn.now)  # it does again what it did before
+    return rank
+
+
+def _facts(turn: Turn, rank: RankStatus, seen: SeenRank, stalled: Stalled | None) -> Iterator[tuple[float, Cause]]:
+    """Yield what the rank did, in the order of time. A fact from before the open segment is booked already."""
+    executing = rank.started_at if rank.started_at is not None else turn.now
+    yield executing, Cause.UNATTRIBUTED
+    agent = seen.agent
+    if agent is not None and agent.meeting_since is not None:
+        yield agent.meeting_since, Cause.RENDEZVOUS
+        if agent.executing_since is None:
+            return
+        executing = agent.executing_since
+        yield executing, Cause.UNATTRIBUTED
+    steps = rank.steps
+    if seen.progress is not None and steps is not None and seen.progress.first_at >= executing:
+        repeats = seen.progress.first_step <= (_repeated_to(turn, rank) or seen.progress.first_step - 1)
+        yield seen.progress.first_at, Cause.RECOMPUTING if repeats else Cause.TRAINING
+        if repeats and steps.repeat_to is None:
+            yield _caught_up_at(turn, rank, seen.progress), Cause.TRAINING
+    if stalled is not None:
+        yield stalled.since, Cause.STALLED
+    if seen.answer is not None and seen.answer.state is AnswerState.READY:
+        yield seen.answer.at, Cause.CHANGING
+
+
+def _enter(turn: Turn, rank: RankStatus, cause: Cause, at: float, *, resolvable: bool | None = None) -> RankStatus:
+    segment = rank.segment or Segment(cause, at)
+    if cause is not Cause.UNATTRIBUTED:
+        segment = goodput.resolve(segment, Cause.STARTING)
+    unknown = cause is Cause.UNATTRIBUTED if resolvable is None else resolvable
+    ledger, segment = goodput.enter(turn.status.ledger, segment, cause, at, resolvable=unknown)
+    turn.status = replace(turn.status, ledger=ledger)
+    return replace(rank, segment=segment)
+
+
+# ---- steps -----------------------------------------------------------------------------------------------------------
+
+
+def _count_steps(turn: Turn, rank: RankStatus, seen: SeenProgress | None) -> RankStatus:
+    """Book the steps that the rank has reported, and count those that were taken before."""
+    if seen is None:
+        return rank
+    steps = rank.steps
+    if steps is None or steps.process_at != seen.first_at:
+        reached = _reached(turn) if steps is None else steps.reached
+        repeat_to = reached if reached is not None and seen.first_step <= reached else None
+        known = seen.first_step if steps is None else steps.reached
+        count_repeated(turn, rank)
+        steps = Steps(reached=known, process_at=seen.first_at, first=seen.first_step, repeat_to=repeat_to)
+    steps = replace(steps, reached=max(steps.reached, seen.step), step=seen.step)
+    if steps.repeat_to is not None and seen.step > steps.repeat_to:
+        turn.caught_up[rank.rank] = steps.repeat_to
+        steps = _add_repeated(turn, steps, steps.repeat_to)
+    elif steps.repeat_to is not None:
+        left = (steps.repeat_to + 1 - seen.step) * (seen.step_seconds or UNKNOWN_STEP_SECONDS)
+        turn.wakes.append(max(seen.at + left, turn.now + SOON_SECONDS))
+    return replace(rank, steps=steps)
+
+
+def _reached(turn: Turn) -> int | None:
+    """Return the highest step of any rank: what a rank that never reported is compared with."""
+    return max((r.steps.reached for r in turn.before.ranks if r.steps is not None), default=None)
+
+
+def _repeated_to(turn: Turn, rank: RankStatus) -> int | None:
+    steps = rank.steps
+    return turn.caught_up.get(rank.rank) if steps is None or steps.repeat_to is None else steps.repeat_to
+
+
+def _caught_up_at(turn: Turn, rank: RankStatus, seen: SeenProgress) -> float:
+    """Return when the rank took its first step that nobody had taken before, by its usual step time."""
+    beyond = seen.step - turn.caught_up.get(rank.rank, seen.step) - 1
+    return max(seen.first_at, seen.at - max(0, beyond) * (seen.step_seconds or 0.0))
+
+
+def count_repeated(turn: Turn, rank: RankStatus) -> None:
+    """Count the repeated steps of a process that is gone before it had caught up."""
+    if rank.steps is not None and rank.steps.repeat_to is not None:
+        _add_repeated(turn, rank.steps, min(rank.steps.step, rank.steps.repeat_to))
+
+
+def _add_repeated(turn: Turn, steps: Steps, last: int) -> Steps:
+    ledger = turn.status.ledger
+    more = max(0, last - steps.first + 1)
+    turn.status = replace(turn.status, ledger=replace(ledger, steps_recomputed=ledger.steps_recomputed + more))
+    return replace(steps, repeat_to=None)
+
+
+# ---- the end of a turn -----------------------------------------------------------------------------------------------
+
+
+def account(turn: Turn) -> None:
+    """Charge every place of the wanted world, and close the segments of places that it has no more."""
+    target, over = turn.status.world_target, turn.status.terminal_at
+    for number in sorted(turn.ranks):
+        rank = turn.ranks[number]
+        if number < target and turn.before.terminal_at is None:
+            rank = _charge(turn, rank)
+        if rank.segment is not None and (number >= target or over is not None):
+            ledger, _ = goodput.enter(turn.status.ledger, rank.segment, rank.segment.cause, over or turn.now)
+            turn.status = replace(turn.status, ledger=ledger)
+            rank = replace(rank, segment=None)
+        if rank is not turn.ranks[number]:
+            turn.ranks[number] = rank
+    if over is None:
+        _follow_the_leader(turn)
+    elif turn.before.terminal_at is None:
+        _charge_the_unlaunched(turn, over)
+
+
+def _charge_the_unlaunched(turn: Turn, over: float) -> None:
+    """Charge the places of a run that ended before it had ranks for them."""
+    missing = sum(number not in turn.ranks for number in range(turn.status.world_target))
+    since = turn.status.created_at if turn.before.world_target == 0 else turn.now
+    amount = missing * goodput.length(Segment(Cause.QUEUED, since), over)
+    turn.status = replace(turn.status, ledger=turn.status.ledger.add(Cause.QUEUED, amount))
+
+
+def _charge(turn: Turn, rank: RankStatus) -> RankStatus:
+    """Charge the place of a rank with what its phase says; what a running one does was observed."""
+    if rank.segment is None:
+        first = turn.before.world_target == 0
+        rank = replace(rank, segment=Segment(Cause.QUEUED, turn.status.created_at if first else turn.now))
+    if rank.rank in turn.ends:
+        rank = _enter(turn, rank, _after_the_end(rank), turn.ends[rank.rank])
+    cause = _cause_of(turn, rank)
+    since = next((at for at in (rank.missing_since, rank.silent_since) if at is not None), turn.now)
+    if cause is not None and rank.segment is not None and cause is not rank.segment.cause:
+        rank = _enter(turn, rank, cause, since, resolvable=False)
+    return rank
+
+
+def _cause_of(turn: Turn, rank: RankStatus) -> Cause | None:
+    match rank.phase:
+        case RankPhase.WAITING:
+            if rank.attempt == 0:
+                return Cause.QUEUED
+            return Cause.CHANGING if rank.restart_at is None else Cause.DEGRADED
+        case RankPhase.LAUNCHED:
+            return Cause.QUEUED if rank.rank in turn.queued else Cause.STARTING
+        case RankPhase.STOPPING:
+            return Cause.DEGRADED if rank.stop_reason == STALLED else Cause.CHANGING
+        case RankPhase.RUNNING:
+            return Cause.UNATTRIBUTED if _is_out_of_sight(rank) else None
+        case _:
+            return _OF_PHASES[rank.phase]
+
+
+def _is_out_of_sight(rank: RankStatus) -> bool:
+    return rank.missing_since is not None or rank.silent_since is not None
+
+
+def _after_the_end(rank: RankStatus) -> Cause:
+    match rank.phase:
+        case RankPhase.SUCCEEDED:
+            return Cause.FINISHED
+        case RankPhase.LOST:
+            return Cause.DEGRADED
+        case RankPhase.WAITING if rank.restart_at is not None:
+            return Cause.DEGRADED
+        case _:
+            return Cause.CHANGING
+
+
+def _follow_the_leader(turn: Turn) -> None:
+    """Charge ranks that report nothing with what the lowest reporting rank of their gang does: they work together."""
+    running = [r for r in turn.wanted() if r.phase is RankPhase.RUNNING and not _is_out_of_sight(r)]
+    leads = next((rank.segment for rank in running if _reports(rank)), None)
+    leads = leads if leads is not None and leads.cause in FOLLOWED else None
+    for rank in running:
+        if rank.segment is None or _reports(rank):
+            continue
+        if leads is not None and rank.segment.cause in (FOLLOWED | {Cause.UNATTRIBUTED}) - {leads.cause}:
+            turn.ranks[rank.rank] = _enter(turn, rank, leads.cause, leads.since)
+        elif leads is None and rank.segment.cause in FOLLOWED:
+            turn.ranks[rank.rank] = _enter(turn, rank, Cause.UNATTRIBUTED, turn.now, resolvable=False)
+
+
+def _reports(rank: RankStatus) -> bool:
+    """Return whether the rank has said of itself, in this attempt, what it does."""
+    steps = rank.steps is not None and rank.steps.process_at is not None
+    return steps or rank.stalled is not None or rank.ready_for > 0
