@@ -129,7 +129,7 @@ def cli_page() -> str:
         "| code | meaning |",
         "|---|---|",
         "| 0 | done |",
-        "| 1 | an error, told in one line on stderr |",
+        "| 1 | an error, printed in one line on stderr |",
         "| 2 | wrong usage |",
         "",
         "Commands that wait for a run have more: [exit codes](exit-codes.md).",

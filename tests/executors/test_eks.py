@@ -316,7 +316,7 @@ def test_two_gangs_are_collected_together(kube: KubeServer) -> None:
 def test_the_trouble_of_one_gang_does_not_wait_for_the_others(
     kube: KubeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("basilica.executors.eks.executor.LOOK_AGAIN_SECONDS", 0.3)
+    monkeypatch.setattr("basilica.executors.eks.executor.READ_JOB_SECONDS", 0.3)
     gangs = [Gang(kube, 1) for _ in range(2)]
     for gang in gangs:
         gang.up()

@@ -22,7 +22,7 @@ REFUSED = "exceeded quota: small"
 @pytest.fixture
 def kube(monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeServer]:
     monkeypatch.setattr("basilica.kube.manifests.refused.PODS_WITHIN_S", 0.3)
-    monkeypatch.setattr("basilica.executors.eks.follow.LOOK_AGAIN_SECONDS", 1.0)
+    monkeypatch.setattr("basilica.executors.eks.follow.READ_JOB_SECONDS", 1.0)
     with KubeServer(processes=False) as server:
         yield server
 

@@ -17,7 +17,7 @@ import pytest
 
 from basilica.core.errors import BasilicaError
 from basilica.executors import LocalProcessExecutor, gather_logs
-from basilica.executors.local.gang import NEWS, Gang, State
+from basilica.executors.local.gang import CHANGES, Gang, State
 from basilica.executors.protocol import CANCELLED, FAILED, RUNNING, SUCCEEDED, ReplicaHandle
 from basilica.machine.layout import Key, Layout
 from basilica.machine.places import start_of
@@ -397,9 +397,9 @@ def test_old_gangs_are_forgotten_and_live_ones_kept(tmp_path: Path) -> None:
         executor.collect(old, timeout=SECONDS)
         live = executor.launch_replicas(1, WAIT, {"directory": str(tmp_path)})
         pid_of(tmp_path)
-        until(lambda: not Gang(Path(old[0].metadata["directory"]), old[0].metadata["job_name"]).is_tended)
+        until(lambda: not Gang(Path(old[0].metadata["directory"]), old[0].metadata["job_name"]).is_supervised)
         for handle in (*old, *live):
-            os.utime(Path(handle.metadata["directory"]) / NEWS, (long_ago, long_ago))
+            os.utime(Path(handle.metadata["directory"]) / CHANGES, (long_ago, long_ago))
         new = executor.launch_replicas(1, "basilica.testing.replicas:tell", {})
         assert executor.poll(live[0]) == RUNNING
         assert not Path(old[0].metadata["directory"]).exists()

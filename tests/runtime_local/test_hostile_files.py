@@ -20,7 +20,7 @@ from basilica.ports import Run
 from basilica.runtimes.local import stops
 from basilica.runtimes.local.logs import read_tail
 from basilica.runtimes.local.task import StartReply, StartRequest
-from basilica.runtimes.local.wakeups import Told
+from basilica.runtimes.local.wakeups import Wakeup
 from tests.runtime_local.machine import SLEEP, Machine, python, sh, until_gone
 
 SECRET = "nobody-may-read-this"
@@ -239,7 +239,7 @@ async def test_a_rank_that_writes_half_a_line_and_foreign_digits_to_the_wake_up_
         await machine.until_running(bad)
         told: list[str] = []
         wakeups = machine.runtime._wakeups
-        wakeups._told = lambda found: told.append(str(found.key))
+        wakeups._on_wakeup = lambda found: told.append(str(found.key))
         for text in ("bad-x \u00b2 1 ended", "bad-x 0 \u00b2 ended", f"bad-x {'9' * 5000} 1 ended", "../x 0 1 ended"):
             with machine.layout.wake.open("r+b", buffering=0) as wake:
                 wake.write(f"{text}\nother-x 0 1 ended\n".encode())
@@ -247,7 +247,7 @@ async def test_a_rank_that_writes_half_a_line_and_foreign_digits_to_the_wake_up_
                 while told != ["other-x rank 0 attempt 1"]:
                     await asyncio.sleep(0)
             told.clear()
-        wakeups._told = machine.runtime._told
+        wakeups._on_wakeup = machine.runtime._told
         await machine.stop(bad)
         await machine.until_ended(bad)
 
@@ -256,12 +256,12 @@ async def test_a_wake_up_that_fails_takes_no_other_with_it(machine: Machine) -> 
     async with machine.control_plane():
         heard: list[int] = []
 
-        def act(found: Told) -> None:
+        def act(found: Wakeup) -> None:
             heard.append(found.key.rank)
             if found.key.rank == 0:
                 raise RuntimeError("no")
 
-        machine.runtime._wakeups._told = act
+        machine.runtime._wakeups._on_wakeup = act
         with machine.layout.wake.open("r+b", buffering=0) as wake:
             wake.write(b"x 0 1 ended\nx 1 1 ended\n")
         async with asyncio.timeout(WITHIN_S):

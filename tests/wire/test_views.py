@@ -12,6 +12,7 @@ from basilica.client import views
 from basilica.core import policy, reports, seen, world
 from basilica.core.phase import BenchPhase
 from basilica.core.status import BenchStatus
+from basilica.kube.manifests import crd
 from basilica.wire import render
 from basilica.wire import responses as out
 from basilica.wire.base import Outgoing
@@ -39,6 +40,26 @@ ONLY_ON_THE_WIRE = {
 
 def keys(model: type[Outgoing]) -> set[str]:
     return {info.alias or name for name, info in model.model_fields.items()}
+
+
+def schema(*path: str) -> set[str]:
+    """Return the fields of a part of the custom resource's status."""
+    found: Any = crd.definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
+    for part in path:
+        found = found["properties"][part]
+    return set(found.get("items", found)["properties"])
+
+
+def test_the_custom_resource_has_the_parts_of_an_answer() -> None:
+    assert schema("world") == keys(out.World)
+    assert schema("conditions") == keys(out.ConditionView) | {"observedGeneration"}
+    assert schema("rankExits") == keys(out.Exit) - {"logTail", "traceback"} | {"error"}
+
+
+def test_a_run_and_a_row_of_a_listing_are_read_by_name() -> None:
+    mine = {key_of(field) for field in dataclasses.fields(views.RunView)} - {"raw"}
+    assert mine <= keys(out.DeploymentResponse) | keys(out.Distributed)
+    assert keys(out.DeploymentResponse) & keys(out.Distributed) == set(), "the two parts of an answer are read as one"
 
 
 @pytest.mark.parametrize(("view", "model"), PAIRS, ids=lambda kind: kind.__name__)
@@ -83,7 +104,7 @@ def at(moment: float) -> datetime:
 
 def test_an_exit_arrives_as_it_was() -> None:
     culprit = policy.Culprit(exit=EXIT, evidence="it failed first", confidence="high")
-    seen_by_client = read(views.RankExit, travelled(render._render_exit(EXIT, culprit)))
+    seen_by_client = read(views.RankExit, travelled(render.render_exit(EXIT, culprit)))
     assert seen_by_client == views.RankExit(
         3,
         -1,
@@ -116,7 +137,7 @@ def test_a_bench_arrives_as_it_was() -> None:
 
 def test_a_number_that_is_none_arrives_as_such() -> None:
     report = reports.Report(at=1.0, step=3, step_seconds=None, values={"loss": math.nan, "lr": 0.1})
-    told = read(views.RankReport, travelled(render.render_report(report)))
+    told = read(views.RankReport, travelled(render.filled(out.RankReport, report)))
     assert math.isnan(told.values["loss"])
     assert (told.values["lr"], told.step, told.at) == (0.1, 3, at(1))
 

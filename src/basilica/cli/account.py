@@ -16,13 +16,15 @@ COMPLETION_VARIABLE = "_BASILICA_COMPLETE"
 
 
 def login(
-    url: Annotated[str, typer.Argument(help="The server: https://…", show_default=False)],
+    url: Annotated[str, typer.Argument(help="URL of the server: https://…", show_default=False)],
     key_file: Annotated[
-        Path | None, typer.Option(help="A file with the API key.", show_default="BASILICA_API_KEY, else asks")
+        Path | None, typer.Option(help="File with the API key.", show_default="BASILICA_API_KEY, else a prompt")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Use a server from now on. Its key is tried before it is saved, in a file that only you can read.
+    """Save the server that commands and scripts use, with its API key.
+
+    The key is checked first, and saved in a file that only you can read.
 
     \b
     Examples:
@@ -45,7 +47,7 @@ def login(
 
 
 def logout(as_json: Json = False) -> None:
-    """Forget the saved server and key.
+    """Delete the saved server and its API key.
 
     \b
     Example:
@@ -62,7 +64,7 @@ def logout(as_json: Json = False) -> None:
 
 
 def config(as_json: Json = False) -> None:
-    """Show which server would be used and why, where state is kept, and versions. Never shows a key.
+    """Show the server in use and where it is configured, the directories, and versions. Never shows a key.
 
     \b
     Example:
@@ -114,9 +116,9 @@ def config(as_json: Json = False) -> None:
 
 
 def completion(
-    shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(help="Your shell.", show_default=False)],
+    shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(help="Name of the shell.", show_default=False)],
 ) -> None:
-    """Print the script that makes a shell complete our commands, options and names of runs.
+    """Print the shell script that completes commands, options and names of runs.
 
     \b
     Examples:

@@ -17,19 +17,19 @@ Kubeconfig = Annotated[
     str | None,
     typer.Option(
         "--kubeconfig",
-        help="The kubeconfig that names the cluster.",
+        help="Kubeconfig file of the cluster.",
         show_default="the pod's own cluster, else kubectl's",
         envvar=env.KUBECONFIG,
     ),
 ]
 Context = Annotated[
-    str | None, typer.Option("--context", help="The context of the kubeconfig.", show_default="the current one")
+    str | None, typer.Option("--context", help="Context of the kubeconfig.", show_default="the current one")
 ]
 ControlNamespace = Annotated[
     str | None,
     typer.Option(
         "--namespace",
-        help="Where the control plane keeps its keys and its lease.",
+        help="Namespace of the control plane, with its keys and its lease.",
         show_default="the pod's own, else basilica-system",
         envvar=env.NAMESPACE,
     ),
@@ -37,6 +37,6 @@ ControlNamespace = Annotated[
 Image = Annotated[
     str,
     typer.Option(
-        help="The image of Basilica itself, for the rendezvous and for runs that name none.", envvar=env.IMAGE
+        help="Container image of Basilica, for the rendezvous and for runs without an image.", envvar=env.IMAGE
     ),
 ]

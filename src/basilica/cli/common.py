@@ -23,12 +23,12 @@ StateDir = Annotated[
     typer.Option(
         "--state-dir",
         callback=_without_tilde,
-        help="Where runs, logs and keys are kept.",
+        help="Directory of runs, logs and keys.",
         envvar=env.STATE_DIR,
         show_default="$XDG_STATE_HOME/basilica",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
 def seconds(text: str) -> float:

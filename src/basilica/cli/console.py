@@ -12,16 +12,16 @@ from basilica.cli.common import Json
 
 def console(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Open this run's page.", show_default="all runs")
+        str | None, typer.Argument(metavar="[NAME]", help="Open the page of this run.", show_default="all runs")
     ] = None,
     only_print: Annotated[
-        bool, typer.Option("--print", "--no-browser", help="Print the link and open nothing.")
+        bool, typer.Option("--print", "--no-browser", help="Print the link instead of opening a browser.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Open the console in the browser: what is running, how it goes and what went wrong, live.
+    """Open the console in the browser: state, metrics and failures of all runs.
 
-    The link logs in once, within five minutes; no key is in it. Where there is no browser, it is printed.
+    The link logs in once, within five minutes, and contains no key. Without a browser, it is printed.
 
     \b
     Examples:

@@ -16,13 +16,20 @@ if TYPE_CHECKING:
     from basilica.diloco.bucket import Bucket
     from basilica.diloco.plan import StoreSpeed
 
-app = typer.Typer(help="Train through an object store (DiLoCo).", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    help="Inspect, resume and plan training through an object store (DiLoCo).",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 
 Uri = Annotated[
-    str, typer.Argument(metavar="URI", help="file:///…, s3://bucket/prefix, or another store.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="URI", help="URI of the object store: file:///…, s3://bucket/prefix, ….", show_default=False
+    ),
 ]
 RunId = Annotated[
-    str | None, typer.Option("--run-id", help="Which run, where the prefix holds several.", show_default=False)
+    str | None, typer.Option("--run-id", help="Id of the run, if the prefix has several.", show_default=False)
 ]
 
 _NUMBER = re.compile(r"(\d+(?:\.\d*)?(?:e[+-]?\d+)?)\s*([A-Za-z/]*)")
@@ -33,7 +40,7 @@ _TIMES = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 @app.command("inspect")
 def inspect(uri: Uri, *, run_id: RunId = None, as_json: Json = False) -> None:
-    """Show a run: its rounds with who was counted, its members, the agreed state, and sizes.
+    """Show the rounds of a run and their replicas, its members, states and sizes.
 
     \b
     Example:
@@ -59,24 +66,28 @@ def resume(
     *,
     run_id: RunId = None,
     replicas: Annotated[
-        int | None, typer.Option("--replicas", "-n", help="How many, if not as many as before.", min=1)
+        int | None, typer.Option("--replicas", "-n", help="Number of replicas. Default: as before.", min=1)
     ] = None,
-    executor: Annotated[Backend, typer.Option(help="Where they run.")] = Backend.LOCAL,
+    executor: Annotated[Backend, typer.Option(help="Executor of the replicas.")] = Backend.LOCAL,
     entrypoint: Annotated[
-        str | None, typer.Option(help="package.module:function, if the run does not know its own.", show_default=False)
+        str | None,
+        typer.Option(help="Function, package.module:function. Default: the recorded one.", show_default=False),
     ] = None,
-    arg: Annotated[list[str] | None, typer.Option("--arg", "-a", help="Replace a keyword argument, K=V.")] = None,
+    arg: Annotated[
+        list[str] | None, typer.Option("--arg", "-a", help="Replace a keyword argument, K=V; repeatable.")
+    ] = None,
     option: Annotated[
-        list[str] | None, typer.Option("--option", "-o", help="An option of the executor, K=V, such as image=….")
+        list[str] | None,
+        typer.Option("--option", "-o", help="Option of the executor, K=V, such as image=…; repeatable."),
     ] = None,
-    gpu: Annotated[str | None, typer.Option(help="A GPU for each replica, by model.", show_default=False)] = None,
-    timeout: Annotated[str, typer.Option(help="How long a replica may run: 90s, 15m, 12h.")] = "1h",
+    gpu: Annotated[str | None, typer.Option(help="GPU model; each replica has one GPU.", show_default=False)] = None,
+    timeout: Annotated[str, typer.Option(help="Time limit of each replica: 90s, 15m, 12h.")] = "1h",
     as_json: Json = False,
 ) -> None:
-    """Go on with a run that has stopped, from the last state that was agreed on, with any executor.
+    """Resume a stopped run from its last agreed state, on any executor.
 
-    The bucket knows the entrypoint, its arguments and the number of replicas. What was begun after the last agreed
-    state is removed: make sure that no replica of the run is left. Exits as `basilica run` does.
+    Entrypoint, arguments and number of replicas are read from the store. Rounds after the last agreed state are
+    removed, so no replica of the run may still be running. Exits as `basilica run` does.
 
     \b
     Examples:
@@ -121,13 +132,14 @@ def gc(
     uri: Uri,
     *,
     run_id: RunId = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be removed.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be deleted, and delete nothing.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Remove what no replica needs: rounds and states before the last that was agreed on.
+    """Delete the rounds and states before the last agreed one, which no replica needs.
 
-    On a shared disk also what writers that were killed left half written, an hour ago or earlier. Safe while the run
-    goes on.
+    On a shared disk, also delete incomplete files of killed writers that are an hour old. Safe while the run is live.
 
     \b
     Example:
@@ -152,22 +164,28 @@ def gc(
 @app.command("plan")
 def plan(
     *,
-    params: Annotated[str, typer.Option(help="Parameters of the model: 1.3e9, 125M, 7B.", show_default=False)],
-    replicas: Annotated[int, typer.Option(help="How many.", min=2, show_default=False)],
-    link: Annotated[str, typer.Option(help="Of one replica: 200Mbit, 10Gbit, 50MB (a second).", show_default=False)],
-    step: Annotated[str, typer.Option(help="Time of one inner step: 0.9s, 350ms.", show_default=False)],
+    params: Annotated[
+        str, typer.Option(help="Number of parameters of the model: 1.3e9, 125M, 7B.", show_default=False)
+    ],
+    replicas: Annotated[int, typer.Option(help="Number of replicas.", min=2, show_default=False)],
+    link: Annotated[
+        str, typer.Option(help="Bandwidth of one replica, per second: 200Mbit, 10Gbit, 50MB.", show_default=False)
+    ],
+    step: Annotated[str, typer.Option(help="Duration of one inner step: 0.9s, 350ms.", show_default=False)],
     steps: Annotated[
         str | None,
-        typer.Option(help="Inner steps of the whole run, to hear whether its rounds are enough.", show_default=False),
+        typer.Option(help="Inner steps of the whole run, to check that it has enough rounds.", show_default=False),
     ] = None,
-    goal: Annotated[float, typer.Option(help="Share of the time that is to be spent in inner steps.")] = 0.95,
+    goal: Annotated[float, typer.Option(help="Wanted share of time in inner steps.")] = 0.95,
     store_bench: Annotated[
         str | None,
-        typer.Option(help="A file from 'bench --json', or a URI to measure now.", show_default=False),
+        typer.Option(help="Output file of 'bench --json', or a URI to measure now.", show_default=False),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Say how to train over a link: steps between rounds, fragments, quantization; what it costs, and what to expect.
+    """Recommend settings for a link: steps between rounds, fragments, quantization.
+
+    The answer has the expected traffic and share of time in inner steps.
 
     \b
     Example:
@@ -200,7 +218,9 @@ def plan(
 
 @app.command("bench")
 def bench(uri: Uri, *, as_json: Json = False) -> None:
-    """Measure an object store from here: small requests, and large objects. What it writes is removed again.
+    """Measure the latency and the throughput of an object store from this machine.
+
+    The objects that it writes are deleted.
 
     \b
     Example:

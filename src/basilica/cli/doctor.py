@@ -32,18 +32,22 @@ def doctor(
     *,
     state_dir: StateDir = None,
     as_json: Json = False,
-    strict: Annotated[bool, typer.Option(help="Exit 1 if anything is missing or damaged.")] = False,
+    strict: Annotated[
+        bool, typer.Option(help="Exit with 1 if a capability is missing or the state is damaged.")
+    ] = False,
     repair: Annotated[
         bool,
         typer.Option(
             "--repair",
-            help="Put right what is damaged or lost in the state directory: end ranks of forgotten runs, rebuild "
+            help="Repair the state directory: end ranks of unknown runs, rebuild "
             "records from run directories, put damaged files aside. Nothing is deleted.",
         ),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --repair: do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --repair: do not ask for confirmation.")] = False,
 ) -> None:
-    """Say what this machine can do (cgroups, GPUs, etcd, torchrun), and whether the state directory is whole.
+    """Check this machine (cgroups, GPUs, etcd, torchrun) and the state directory.
+
+    Each finding that needs an action names it.
 
     \b
     Examples:

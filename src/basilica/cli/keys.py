@@ -15,9 +15,11 @@ from basilica.cli.common import Json, StateDir
 if TYPE_CHECKING:
     from basilica.ports import Keys
 
-KeyStore = Annotated[StoreKind, typer.Option("--store", help="Of the server of this machine, or of a cluster.")]
+KeyStore = Annotated[
+    StoreKind, typer.Option("--store", help="Store of keys: the server of this machine, or a cluster.")
+]
 
-app = typer.Typer(help="Make, list and revoke API keys.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Create, list and revoke API keys.", no_args_is_help=True, rich_markup_mode=None)
 
 
 def _opened(
@@ -36,8 +38,8 @@ def _opened(
 @app.command("create")
 def create(
     *,
-    user: Annotated[str, typer.Option(help="Whose key it is; each user has runs of their own.")] = "local",
-    note: Annotated[str, typer.Option(help="What it is for.")] = "",
+    user: Annotated[str, typer.Option(help="Owner of the key; each user has separate runs.")] = "local",
+    note: Annotated[str, typer.Option(help="Purpose of the key.")] = "",
     state_dir: StateDir = None,
     store: KeyStore = StoreKind.LOCAL,
     kubeconfig: Kubeconfig = None,
@@ -45,7 +47,7 @@ def create(
     namespace: ControlNamespace = None,
     as_json: Json = False,
 ) -> None:
-    """Make a key and print it: it cannot be shown again.
+    """Create an API key and print it; it cannot be shown again.
 
     \b
     Example:
@@ -75,7 +77,7 @@ def list_keys(
     namespace: ControlNamespace = None,
     as_json: Json = False,
 ) -> None:
-    """List keys, without the keys themselves.
+    """List API keys by id, user and note, without the secrets.
 
     \b
     Example:
@@ -101,7 +103,7 @@ def list_keys(
 
 @app.command("revoke")
 def revoke(
-    id: Annotated[str, typer.Argument(help="The key's id, from `basilica keys list`.")],
+    id: Annotated[str, typer.Argument(help="Id of the key, from `basilica keys list`.")],
     *,
     state_dir: StateDir = None,
     store: KeyStore = StoreKind.LOCAL,
@@ -110,7 +112,7 @@ def revoke(
     namespace: ControlNamespace = None,
     as_json: Json = False,
 ) -> None:
-    """Revoke a key; it stops working at once.
+    """Revoke an API key; it stops working at once.
 
     \b
     Example:

@@ -8,7 +8,7 @@ import typer
 from basilica.cli.common import Json, StateDir, seconds
 
 app = typer.Typer(
-    help="Start, stop and look at the server that scripts use when no other is named.",
+    help="Start, stop and inspect the background server that scripts use by default.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -16,9 +16,9 @@ app = typer.Typer(
 
 @app.command("start")
 def start(state_dir: StateDir = None, as_json: Json = False) -> None:
-    """Start the server in the background, or say where it runs already.
+    """Start the server in the background, unless it runs already, and print its address.
 
-    Scripts do this by themselves. It stops when no run is live and nobody has asked anything for 15 minutes
+    Scripts start it by themselves. It stops when no run is live and no request came for 15 minutes
     (BASILICA_IDLE_EXIT: another number of seconds, 0 for never).
 
     \b
@@ -43,12 +43,14 @@ def start(state_dir: StateDir = None, as_json: Json = False) -> None:
 
 @app.command("stop")
 def stop(
-    cancel_runs: Annotated[bool, typer.Option("--cancel-runs", help="Cancel live runs first.")] = False,
-    timeout: Annotated[str, typer.Option(help="How long to wait for its end: 30s, 2m.")] = "30s",
+    cancel_runs: Annotated[bool, typer.Option("--cancel-runs", help="Cancel live runs before the stop.")] = False,
+    timeout: Annotated[str, typer.Option(help="Longest wait for the end of the server: 30s, 2m.")] = "30s",
     state_dir: StateDir = None,
     as_json: Json = False,
 ) -> None:
-    """Stop the server. Live runs go on, and the next server takes them up. If none runs, there is nothing to do.
+    """Stop the server; live runs continue, and the next server adopts them.
+
+    Exits 0 if no server runs.
 
     \b
     Examples:
@@ -78,7 +80,7 @@ def stop(
 
 @app.command("status")
 def status(state_dir: StateDir = None, as_json: Json = False) -> None:
-    """Say whether the server runs, where, and how many runs are live. Exits 1 if none runs.
+    """Show whether the server runs, its address, and its number of live runs. Exits 1 if none runs.
 
     \b
     Example:

@@ -25,7 +25,7 @@ from basilica.version import __version__
 
 app = typer.Typer(
     name="basilica",
-    help="Elastic distributed training that tells you what is going on.",
+    help="Run elastic distributed training, on this machine or on a cluster.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -58,7 +58,9 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: bool = typer.Option(False, "--version", help="Print the version.", callback=_show_version, is_eager=True),
+    version: bool = typer.Option(
+        False, "--version", help="Print the version and exit.", callback=_show_version, is_eager=True
+    ),
 ) -> None:
     pass
 

@@ -7,13 +7,15 @@ import typer
 
 def manifests(
     *,
-    namespace: Annotated[str, typer.Option(help="Where the control plane is to live.")] = "basilica-system",
-    image: Annotated[str, typer.Option(help="The image of Basilica itself; see deploy/ for its recipe.")] = "basilica",
+    namespace: Annotated[str, typer.Option(help="Namespace of the control plane.")] = "basilica-system",
+    image: Annotated[
+        str, typer.Option(help="Container image of Basilica; deploy/ has its Containerfile.")
+    ] = "basilica",
     with_api: Annotated[
-        bool, typer.Option("--with-api", help="Also the REST API, for the SDK, the command line and the console.")
+        bool, typer.Option("--with-api", help="Include the REST API, for the SDK, the command line and the console.")
     ] = False,
 ) -> None:
-    """Print all that is to be applied to a cluster: the custom resource, rights, the operator.
+    """Print the Kubernetes manifests of an installation: custom resource, roles, operator.
 
     \b
     Examples:

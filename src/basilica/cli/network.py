@@ -7,9 +7,9 @@ import typer
 
 
 def mesh_wait(context: typer.Context) -> None:
-    """Wait until this host's network is released, as an entrypoint does before it starts a rank. Always exits 0.
+    """Wait until the network of this host is released, before the start of a rank. Always exits 0.
 
-    --timeout SECONDS is how long to wait at most (60).
+    --timeout SECONDS is the longest wait (default: 60).
 
     \b
     Example:
@@ -21,13 +21,13 @@ def mesh_wait(context: typer.Context) -> None:
 
 
 def rendezvous(
-    data_dir: Annotated[Path, typer.Option(help="Where keys are kept: they survive a kill of the service.")],
+    data_dir: Annotated[Path, typer.Option(help="Directory of the keys, which survive a crash of the service.")],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any.")] = 2379,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for a free one.")] = 2379,
 ) -> None:
     """Serve one rendezvous (the keys API of etcd v2) in the foreground, until Ctrl-C.
 
-    Runs do not need it: each has a rendezvous of its own. It is for gangs that are started by other means.
+    Runs have a rendezvous of their own. This one is for torchrun jobs that are started by other means.
 
     \b
     Example:

@@ -15,41 +15,43 @@ def operator(
     context: Context = None,
     namespace: ControlNamespace = None,
     image: Image = "basilica",
-    host: Annotated[str, typer.Option(help="Address of /healthz, /readyz and /metrics.")] = "0.0.0.0",
-    port: Annotated[int, typer.Option(help="Their port; 0 takes a free one.", min=0, max=65535)] = 8080,
+    host: Annotated[str, typer.Option(help="Address of the endpoints /healthz, /readyz and /metrics.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(help="Port of these endpoints; 0 for a free one.", min=0, max=65535)] = 8080,
     lease_seconds: Annotated[
-        float, typer.Option(help="How long a leader that is gone is waited for.", min=1, max=3600)
+        float, typer.Option(help="Duration of the leader's lease, after which another operator leads.", min=1, max=3600)
     ] = 15.0,
     retention: Annotated[
-        str | None, typer.Option(help="Remove runs so long after their end: 12h, 30d.", show_default="keep them")
+        str | None, typer.Option(help="Delete runs this long after their end: 12h, 30d.", show_default="keep them")
     ] = None,
-    queue: Annotated[str | None, typer.Option(help="Kueue's queue for gangs.", show_default="none")] = None,
+    queue: Annotated[str | None, typer.Option(help="Kueue queue of all runs.", show_default="none")] = None,
     checkpoints: Annotated[
         str | None,
         typer.Option(
-            help="A volume claim that every user's namespace has, mounted at /checkpoints.", show_default="none"
+            help="Persistent volume claim in every user's namespace, mounted at /checkpoints.", show_default="none"
         ),
     ] = None,
     image_pull_secret: Annotated[
-        list[str] | None, typer.Option(help="A Secret that pods pull images with; may be repeated.")
+        list[str] | None, typer.Option(help="Secret with the registry credentials of pods; repeatable.")
     ] = None,
     egress: Annotated[
         list[str] | None,
         typer.Option(
-            help="What ranks reach besides each other, where network policies are enforced: internet, none, or a"
-            " network such as 10.20.0.0/16; may be repeated.",
+            help="Networks that ranks may reach, where network policies are enforced: internet, none, or a"
+            " network such as 10.20.0.0/16; repeatable.",
             show_default="internet, without private networks",
         ),
     ] = None,
     release: Annotated[
         bool,
         typer.Option(
-            "--release", help="Take our finalizers off all runs and pods, and end. Run it without an operator."
+            "--release", help="Remove the finalizers of all runs and pods, and exit. Stop the operator first."
         ),
     ] = False,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_level: Annotated[str, typer.Option(help="Log level: debug, info, warning or error.")] = "info",
 ) -> None:
-    """Turn every run of a Kubernetes cluster. Of several operators one acts; ranks go on without any.
+    """Run the controller of all runs of a Kubernetes cluster.
+
+    Of several operators, one leads; ranks continue without any.
 
     \b
     Examples:

@@ -10,11 +10,15 @@ from basilica.cli.common import Json, StateDir, seconds
 def prune(
     context: typer.Context,
     *,
-    older_than: Annotated[str, typer.Option(help="Only runs that ended so long ago: 12h, 7d.")] = "7d",
+    older_than: Annotated[
+        str, typer.Option(help="Delete only runs that ended at least this long ago: 12h, 7d.")
+    ] = "7d",
     state_dir: StateDir = None,
     as_json: Json = False,
 ) -> None:
-    """Remove ended runs with their logs and checkpoints. With --state-dir, those of the server that runs there.
+    """Delete ended runs with their logs and checkpoints.
+
+    With --state-dir, the runs of the server of that directory.
 
     \b
     Example:

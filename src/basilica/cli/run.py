@@ -57,29 +57,29 @@ def run(
         str,
         typer.Argument(
             metavar="ENTRYPOINT",
-            help="What each replica calls: package.module:function, a module, or FILE.py:function.",
+            help="Function of each replica: package.module:function, a module, or FILE.py:function.",
             show_default=False,
         ),
     ],
     *,
-    replicas: Annotated[int, typer.Option("--replicas", "-n", help="How many.", min=1)] = 1,
-    executor: Annotated[Backend, typer.Option(help="Where they run.")] = Backend.LOCAL,
+    replicas: Annotated[int, typer.Option("--replicas", "-n", help="Number of replicas.", min=1)] = 1,
+    executor: Annotated[Backend, typer.Option(help="Executor of the replicas.")] = Backend.LOCAL,
     arg: Annotated[
-        list[str] | None, typer.Option("--arg", "-a", help="A keyword argument, K=V; V is JSON, else text. Repeat.")
+        list[str] | None, typer.Option("--arg", "-a", help="Keyword argument K=V; V is JSON, else text; repeatable.")
     ] = None,
     option: Annotated[
         list[str] | None,
-        typer.Option("--option", "-o", help="An option of the executor, K=V, such as image=…. Repeat."),
+        typer.Option("--option", "-o", help="Option of the executor, K=V, such as image=…; repeatable."),
     ] = None,
-    gpu: Annotated[str | None, typer.Option(help="A GPU for each replica, by model.", show_default=False)] = None,
-    timeout: Annotated[str, typer.Option(help="How long a replica may run: 90s, 15m, 12h.")] = "1h",
+    gpu: Annotated[str | None, typer.Option(help="GPU model; each replica has one GPU.", show_default=False)] = None,
+    timeout: Annotated[str, typer.Option(help="Time limit of each replica: 90s, 15m, 12h.")] = "1h",
     as_json: Json = False,
 ) -> None:
-    """Run replicas of a function somewhere, wait for their end, and tell what each returned.
+    """Run replicas of a function on an executor, and print their results.
 
-    Exits with 0 if all succeeded, with the code of the replica that failed first, and with 130 if they were cancelled.
-    Ctrl-C (and SIGTERM) cancels them, waits for their end, and says what is left; a second one stops waiting. What the
-    replicas that failed by themselves wrote last goes to stderr.
+    Exits with 0 if all succeeded, with the exit code of the replica that failed first, and with 130 if they were
+    cancelled. Ctrl-C and SIGTERM cancel the replicas, wait for their end, and list those that still run; a second
+    Ctrl-C stops waiting. The last output of failed replicas is printed to stderr.
 
     \b
     Examples:

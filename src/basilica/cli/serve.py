@@ -24,46 +24,46 @@ API_KEYS_OF_A_CLUSTER = "API keys: basilica keys create --store kubernetes --use
 def serve(
     *,
     host: Annotated[str, typer.Option(help="Address to listen on; beyond loopback only with API keys.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 7411,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 for a free one.", min=0, max=65535)] = 7411,
     store: Annotated[
-        StoreKind, typer.Option(help="Where runs are kept: on this machine, or in a cluster that an operator turns.")
+        StoreKind, typer.Option(help="Store of runs: this machine, or a cluster with an operator.")
     ] = StoreKind.LOCAL,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
     namespace: ControlNamespace = None,
     image: Image = "basilica",
     state_dir: StateDir = None,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
-    api_key_file: Annotated[Path | None, typer.Option(help="A file with a key that clients may use.")] = None,
+    log_level: Annotated[str, typer.Option(help="Log level: debug, info, warning or error.")] = "info",
+    api_key_file: Annotated[Path | None, typer.Option(help="File with an API key that clients may use.")] = None,
     api_key: Annotated[
         str | None, typer.Option(envvar=[env.API_KEY, env.API_TOKEN], hidden=True, show_envvar=False)
     ] = None,
-    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain (PEM) to serve HTTPS with.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="The certificate's private key (PEM).")] = None,
-    max_deployments: Annotated[int, typer.Option(help="Live runs a user may have.", min=1)] = 10_000,
-    max_ranks: Annotated[int, typer.Option(help="Ranks a user may have in live runs.", min=1)] = 4096,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain (PEM) for HTTPS.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Private key (PEM) of the certificate.")] = None,
+    max_deployments: Annotated[int, typer.Option(help="Maximum number of live runs of a user.", min=1)] = 10_000,
+    max_ranks: Annotated[int, typer.Option(help="Maximum number of ranks in live runs of a user.", min=1)] = 4096,
     retention: Annotated[
-        str | None, typer.Option(help="Remove runs so long after their end: 12h, 30d.", show_default="keep them")
+        str | None, typer.Option(help="Delete runs this long after their end: 12h, 30d.", show_default="keep them")
     ] = None,
     idle_exit: Annotated[
         str,
         typer.Option(
-            help="Stop when no run is live and nobody has asked anything for so long: 900, 15m.", show_default="never"
+            help="Stop when no run is live and no request came for this long: 900, 15m.", show_default="never"
         ),
     ] = "0",
     run_as: Annotated[
         str | None,
         typer.Option(
-            help="Run ranks as this user, who reaches nothing else of the state directory; for a server of root.",
+            help="Run ranks as this user, without access to the rest of the state directory; needs root.",
             show_default="the server's own user",
         ),
     ] = None,
     detach: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Run a control plane on this machine: an HTTP API, and ranks as processes.
+    """Run a control plane on this machine: the REST API, and ranks as processes.
 
-    Runs outlive the server: stop or kill it, start it again, and it takes up what it left. With --store kubernetes it
-    is the API alone, and any number of them may run beside the operator.
+    Runs outlive the server: the next server on the same state directory adopts them. With --store kubernetes it serves
+    the API alone, in any number of replicas beside the operator.
 
     \b
     Examples:

@@ -8,7 +8,7 @@ from typing import Any
 from basilica.core.seen import BenchPoint
 from basilica.core.waits import Snapshot
 from basilica.core.world import WorldStatus, last_line
-from basilica.wire.views import moment, read, wire_field
+from basilica.wire.views import read, wire_field
 
 _TERMINAL = ("succeeded", "failed", "cancelled")
 
@@ -158,12 +158,12 @@ class Event:
 class RunView:
     """One answer of the server about a run. Unknown phases are passed through and are not terminal."""
 
-    instance: str
-    name: str
-    namespace: str
-    phase: str
-    message: str
-    world: WorldStatus
+    instance: str = field(metadata=wire_field("instanceName"))
+    name: str = field(metadata=wire_field("friendlyName"))
+    namespace: str = field(metadata=wire_field(absent=""))
+    phase: str = field(metadata=wire_field(absent=""))
+    message: str = field(metadata=wire_field(absent=""))
+    world: WorldStatus = field(metadata=wire_field("worldSize"))
     version: int = 0
     generation: int = 0
     observed_generation: int = 0
@@ -171,7 +171,7 @@ class RunView:
     blocked_on: str = ""
     created_at: datetime | None = None
     ranks: tuple[RankStatus, ...] = ()
-    exits: tuple[RankExit, ...] = ()
+    exits: tuple[RankExit, ...] = field(default=(), metadata=wire_field("rankExits"))
     culprit: Culprit | None = None
     bench: BenchStatus | None = None
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
@@ -208,41 +208,25 @@ class RunView:
 
 def parse_run(body: Mapping[str, Any]) -> RunView:
     """Parse a DeploymentResponse; a field that the server does not send has its neutral value."""
-    gang = body.get("distributed") or {}
-    return RunView(
-        instance=_name(body),
-        name=body.get("friendlyName") or _name(body),
-        namespace=body.get("namespace", ""),
-        phase=body.get("phase") or "",
-        message=body.get("message") or "",
-        world=parse_world(gang.get("worldSize") or {}),
-        version=_count(body, "version"),
-        generation=_count(gang, "generation"),
-        observed_generation=_count(gang, "observedGeneration"),
-        settled=gang.get("settled", False),
-        blocked_on=gang.get("blockedOn", ""),
-        created_at=moment(body.get("createdAt")),
-        ranks=tuple(_rank(r) for r in gang.get("ranks") or ()),
-        exits=tuple(read(RankExit, e) for e in gang.get("rankExits") or ()),
-        culprit=None if gang.get("culprit") is None else read(Culprit, gang["culprit"]),
-        bench=_bench(gang.get("bench")),
-        raw=body,
-    )
+    return _run(body, {**(body.get("distributed") or {}), **body})
 
 
 def parse_summary(body: Mapping[str, Any]) -> RunView:
-    """Parse one row of a listing."""
-    return RunView(
-        instance=_name(body),
-        name=body.get("friendlyName") or _name(body),
-        namespace=body.get("namespace", ""),
-        phase=body.get("phase") or str(body.get("state", "")).lower(),
-        message=body.get("message") or "",
-        world=parse_world(body.get("worldSize") or {}),
-        version=_count(body, "version"),
-        created_at=moment(body.get("createdAt")),
-        raw=body,
-    )
+    """Parse one row of a listing; a server without phases has the state."""
+    return _run(body, body, phase=str(body.get("state", "")).lower())
+
+
+def _run(raw: Mapping[str, Any], body: Mapping[str, Any], **absent: Any) -> RunView:
+    instance = raw["instanceName"]
+    if not isinstance(instance, str):
+        raise TypeError(f"instanceName is {instance!r}, not a text")
+    given = {
+        "world": parse_world(body.get("worldSize") or {}),
+        "ranks": tuple(_rank(r) for r in body.get("ranks") or ()),
+        "bench": _bench(body.get("bench")),
+        "raw": raw,
+    }
+    return read(RunView, body, given, name=instance, **absent)
 
 
 def parse_world(body: Mapping[str, Any]) -> WorldStatus:
@@ -255,20 +239,6 @@ def parse_event(body: Mapping[str, Any]) -> Event:
 
 def parse_series(body: Mapping[str, Any]) -> Series:
     return read(Series, body)
-
-
-def _name(body: Mapping[str, Any]) -> str:
-    if not isinstance(body["instanceName"], str):
-        raise TypeError(f"instanceName is {body['instanceName']!r}, not a text")
-    return body["instanceName"]
-
-
-def _count(body: Mapping[str, Any], key: str, default: int | None = 0) -> int:
-    """Return a whole number, which waits compare; any other value makes it an answer of another shape."""
-    value = body.get(key, default)
-    if not isinstance(value, int):
-        raise TypeError(f"{key} is {value!r}, not a whole number")
-    return value
 
 
 def _rank(body: Mapping[str, Any]) -> RankStatus:

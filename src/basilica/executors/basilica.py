@@ -164,7 +164,7 @@ class BasilicaExecutor:
             try:
                 for view in self._client._blocking.iterate(_states(training._run, deadline)):
                     for place in places:
-                        changes.tell(place, handles[place], _outcome(view, handles[place].rank).status)
+                        changes.notify(place, handles[place], _outcome(view, handles[place].rank).status)
                 values = self._returned(training) if view is not None and view.is_terminal else {}
             except DeploymentNotFound:
                 view, values = None, {}

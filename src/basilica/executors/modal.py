@@ -159,11 +159,11 @@ class ModalSpawnExecutor:
         outcomes: dict[int, Outcome] = {}
         for place, handle in enumerate(handles):
             outcomes[place] = self._inspect(handle, 0.0)
-            changes.tell(place, handle, outcomes[place].status)
+            changes.notify(place, handle, outcomes[place].status)
         waiting = [place for place, outcome in outcomes.items() if outcome.status not in ENDED]
         for place, outcome in _Ends(self._inspect, handles, waiting, deadline):
             outcomes[place] = outcome
-            changes.tell(place, handles[place], outcome.status)
+            changes.notify(place, handles[place], outcome.status)
         return [replica_result(handle, outcomes[place], seconds) for place, handle in enumerate(handles)]
 
     # ---- calls to Modal ------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ class Changes:
         self._on_change = on_change
         self._notified: dict[tuple[int, int], str] = {}
 
-    def tell(self, place: int, handle: ReplicaHandle, status: str) -> None:
+    def notify(self, place: int, handle: ReplicaHandle, status: str) -> None:
         """Call `on_change` if the status is new. `place` distinguishes handles of equal rank, of several gangs."""
         if self._on_change is not None and self._notified.get((place, handle.rank)) != status:
             self._notified[place, handle.rank] = status

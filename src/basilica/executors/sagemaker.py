@@ -200,9 +200,9 @@ class SageMakerExecutor:
             for place, status in zip(waiting, statuses, strict=True):
                 if status in ENDED:
                     results[place] = replica_result(handles[place], self._ended(handles[place], status), seconds)
-                    changes.tell(place, handles[place], results[place]["status"])
+                    changes.notify(place, handles[place], results[place]["status"])
                     continue
-                changes.tell(place, handles[place], status)
+                changes.notify(place, handles[place], status)
                 if left <= 0:
                     results[place] = replica_result(handles[place], Outcome(status), seconds)
             if len(results) == len(handles):

@@ -1,8 +1,10 @@
 """The base of all wire models: camelCase outside, snake_case inside, times as RFC 3339, nothing null."""
 
+import math
 from datetime import UTC, datetime
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 from pydantic.alias_generators import to_camel
 
 
@@ -19,6 +21,16 @@ class Outgoing(BaseModel):
 
     def to_json(self) -> bytes:
         return self.__pydantic_serializer__.to_json(self, by_alias=True, exclude_none=True)
+
+
+def _figure(value: float) -> float | str:
+    """Return a number, or a text for one that is not finite: JSON has none, and an omitted NaN would hide a failure."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+Figure = Annotated[float | str, BeforeValidator(_figure)]
 
 
 def rfc3339(moment: float) -> str:

@@ -1,9 +1,9 @@
 """The rendering of runs: from the core's values to the models of the wire."""
 
-import math
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, TypeVar
+from functools import cache
+from typing import Any, TypeVar, get_args
 
 from basilica.core import metering, policy
 from basilica.core.damage import DAMAGED, DamagedRun
@@ -12,7 +12,6 @@ from basilica.core.errors import DeploymentDamaged
 from basilica.core.events import RecordedEvent
 from basilica.core.phase import Phase, RankPhase
 from basilica.core.reports import Report, Series
-from basilica.core.seen import BenchResult, Stalled
 from basilica.core.spec import DeploymentSpec, Exec, Wanted
 from basilica.core.status import BenchStatus, DeploymentStatus
 from basilica.core.why import Absence, why
@@ -54,10 +53,7 @@ def state_of(spec: DeploymentSpec, status: DeploymentStatus) -> str:
 
 
 def render_world(spec: DeploymentSpec, status: DeploymentStatus) -> out.World:
-    world = status.world(spec.world)
-    return out.World(
-        ready=world.ready, target=world.target, min=world.min, max=world.max, below_minimum=world.below_minimum
-    )
+    return filled(out.World, status.world(spec.world))
 
 
 def shown_ranks(spec: DeploymentSpec, status: DeploymentStatus) -> list[RankStatus]:
@@ -67,66 +63,28 @@ def shown_ranks(spec: DeploymentSpec, status: DeploymentStatus) -> list[RankStat
 
 
 def render_rank(rank: RankStatus, instance: str, report: Report | None = None) -> out.Rank:
-    return out.Rank(
-        rank=rank.rank,
+    return filled(
+        out.Rank,
+        rank,
         pod_name=rank.pod_name or f"{instance}-{rank.rank}",
-        phase=_RANK_PHASES[rank.phase],
-        restarts=rank.restarts,
-        node_name=rank.node or None,
-        provider=rank.provider,
-        region=rank.region,
-        attempt=rank.attempt,
+        phase=_RANK_PHASES[rank.phase],  # the published client's words; `state` has ours
         state=rank.phase.value,
-        started_at=rfc3339_or_none(rank.started_at),
-        note=rank.note or None,
-        report=None if report is None else render_report(report),
-        stalled=None if rank.stalled is None else render_stall(rank.stalled),
+        report=None if report is None else filled(out.RankReport, report),
     )
-
-
-def render_report(report: Report) -> out.RankReport:
-    return out.RankReport(
-        at=rfc3339(report.at),
-        step=report.step,
-        step_seconds=report.step_seconds,
-        values={name: _number(value) for name, value in report.values.items()},
-    )
-
-
-def render_stall(stalled: Stalled) -> out.RankStall:
-    return filled(out.RankStall, stalled)
 
 
 def render_series(series: Series) -> out.SeriesView:
-    points = [
-        out.SeriesPointView(
-            step=p.step,
-            at=rfc3339(p.at),
-            value=_number(p.mean),
-            min=_number(p.min),
-            max=_number(p.max),
-            count=p.count,
-        )
-        for p in series.points
-    ]
-    return out.SeriesView(rank=series.rank, worker=series.worker, metric=series.metric, points=points)
-
-
-def _number(value: float) -> float | str:
-    """Return a number, or a text for one that is not finite: JSON has none, and an omitted NaN would hide a failure."""
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return filled(out.SeriesView, series)
 
 
 def render_exits(status: DeploymentStatus, culprit: policy.Culprit | None) -> list[out.Exit]:
     """Return one entry per rank, its last; empty while the run is not over."""
     if not status.phase.terminal:
         return []
-    return [_render_exit(exit, culprit) for exit in policy.last_exits(status.exits)]
+    return [render_exit(exit, culprit) for exit in policy.last_exits(status.exits)]
 
 
-def _render_exit(exit: RankExit, culprit: policy.Culprit | None) -> out.Exit:
+def render_exit(exit: RankExit, culprit: policy.Culprit | None) -> out.Exit:
     return filled(out.Exit, exit, exit_code=_exit_code(exit), role=policy.role_of(exit, culprit))
 
 
@@ -153,42 +111,51 @@ def render_bench(bench: BenchStatus) -> out.BenchView:
         last_attempt_at=rfc3339_or_none(bench.completed_at),
         last_attempt_outcome=_BENCH_OUTCOMES.get(bench.phase.value),
         on_worker_nodes=None if bench.on_worker_nodes else False,
-        result=None if bench.result is None else _render_bench_result(bench.result),
     )
 
 
-def _render_bench_result(result: BenchResult) -> out.BenchResultView:
-    return filled(out.BenchResultView, result, sweep=[filled(out.BenchPointView, point) for point in result.sweep])
-
-
 def filled(model: type[Model], facts: object, **given: object) -> Model:
-    """Fill an answer from facts of the same names, apart from those given. An empty optional text is omitted."""
-    told = dict(given)
-    for name, field in model.model_fields.items():
+    """Fill an answer and its parts from facts of the same names, apart from those given. An empty optional text is
+    omitted."""
+    values = dict(given)
+    for name, required, part in _plan(model):
         if name not in given:
-            value = _told(name, getattr(facts, name))
-            told[name] = None if value == "" and not field.is_required() else value
-    return model.model_validate(told)
+            value = _rendered(name, getattr(facts, name), part)
+            values[name] = None if value == "" and not required else value
+    return model.model_validate(values)
 
 
-def _told(name: str, value: Any) -> Any:
-    if is_moment(name) and value is not None:
+@cache
+def _plan(model: type[Outgoing]) -> tuple[tuple[str, bool, type[Outgoing] | None], ...]:
+    """Return each field's name, whether it is required, and the model of its parts."""
+    return tuple((name, field.is_required(), _part(field.annotation)) for name, field in model.model_fields.items())
+
+
+def _part(annotation: Any) -> type[Outgoing] | None:
+    found = (kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type))
+    return next((kind for kind in found if issubclass(kind, Outgoing)), None)
+
+
+def _rendered(name: str, value: Any, part: type[Outgoing] | None) -> Any:
+    if value is None:
+        return None
+    if is_moment(name):
         return rfc3339(value)
     match value:
         case StrEnum():
             return value.value
         case tuple():
-            return list(value)
+            return list(value) if part is None else [filled(part, each) for each in value]
         case _:
-            return value
+            return value if part is None else filled(part, value)
 
 
 def render_usage(status: DeploymentStatus, now: float | None) -> out.UsageView:
     """Return the usage up to `now`, or with None up to the last change of the status; `until` has that time."""
     usage = metering.total(status, now)
-    return out.UsageView(
-        rank_seconds=usage.rank_seconds,
-        gpu_seconds=usage.gpu_seconds,
+    return filled(
+        out.UsageView,
+        usage,
         gpus=sum(rank.gpus for rank in status.ranks if rank.metered_until is not None),
         until=rfc3339_or_none(metering.counted_until(status, now)),
     )
@@ -204,35 +171,16 @@ def render_distributed(
     unattended: Absence | None = None,
 ) -> out.Distributed:
     culprit = culprit_of(status)
-    resize = status.last_resize
-    return out.Distributed(
+    return filled(
+        out.Distributed,
+        status,
         world_size=render_world(spec, status),
         transport="direct-mesh" if status.mesh is None else status.mesh.transport,
         ranks=[render_rank(r, instance, reports.get(r.rank)) for r in shown_ranks(spec, status)],
-        conditions=[
-            out.ConditionView(
-                type=c.type, status=c.status, reason=c.reason, message=c.message, last_transition_time=rfc3339(c.since)
-            )
-            for c in status.conditions
-        ],
         rendezvous=_render_rendezvous(spec, status),
-        world_size_history=[
-            out.WorldSampleView(timestamp=rfc3339(s.at), target=s.target, ready=s.ready) for s in status.history
-        ],
-        last_resize=None
-        if resize is None
-        else out.ResizeView(
-            from_target=resize.from_target,
-            to_target=resize.to_target,
-            timestamp=rfc3339(resize.at),
-            reason=resize.reason,
-        ),
-        milestones=[out.MilestoneView(name=m.name, timestamp=rfc3339(m.at)) for m in status.milestones],
         bench=None if status.bench is None else render_bench(status.bench),
         rank_exits=render_exits(status, culprit),
         generation=spec.generation,
-        observed_generation=status.observed_generation,
-        settled=status.settled,
         blocked_on=why(spec, status, now, unattended),
         culprit=None if culprit is None else render_culprit(culprit),
         usage=render_usage(status, None if unattended is not None else now),
@@ -246,14 +194,7 @@ def _render_rendezvous(spec: DeploymentSpec, status: DeploymentStatus) -> out.Re
 
 
 def render_event(event: RecordedEvent) -> out.EventView:
-    return out.EventView(
-        type=event.kind,
-        reason=event.reason,
-        message=event.message,
-        count=event.count,
-        first_timestamp=rfc3339(event.first_at),
-        last_timestamp=rfc3339(event.last_at),
-    )
+    return filled(out.EventView, event)
 
 
 def render_deployment(
@@ -272,7 +213,7 @@ def render_deployment(
         phase=status.phase.value,
         message=status.message or None,
         replicas=out.Replicas(desired=spec.world.target, ready=distributed.world_size.ready),
-        pods=[out.Pod(name=r.pod_name, status=r.phase, node=r.node_name) for r in distributed.ranks],
+        pods=[out.Pod(name=r.pod_name, status=r.phase, node=r.node) for r in distributed.ranks],
         created_at=rfc3339(status.created_at),
         version=deployment.version,
         distributed=distributed,

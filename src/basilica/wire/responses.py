@@ -1,10 +1,13 @@
-"""The models of every answer of the API. `render` fills them."""
+"""The models of every answer of the API. `render` fills them.
+
+A field has the name of the fact that fills it. Its alias is its name on the wire, where that is another one.
+"""
 
 from typing import Any
 
 from pydantic import ConfigDict, Field
 
-from basilica.wire.base import Outgoing
+from basilica.wire.base import Figure, Outgoing
 
 
 class Replicas(Outgoing):
@@ -32,7 +35,7 @@ class RankReport(Outgoing):
     at: str
     step: int | None = None
     step_seconds: float | None = None
-    values: dict[str, float | str]
+    values: dict[str, Figure]
 
 
 class RankStall(Outgoing):
@@ -49,7 +52,7 @@ class Rank(Outgoing):
     pod_name: str
     phase: str
     restarts: int
-    node_name: str | None = None
+    node: str | None = Field(None, alias="nodeName")
     provider: str | None = None
     region: str | None = None
     attempt: int
@@ -89,7 +92,7 @@ class ConditionView(Outgoing):
     status: str
     reason: str
     message: str
-    last_transition_time: str
+    since: str = Field(alias="lastTransitionTime")
 
 
 class RendezvousView(Outgoing):
@@ -101,7 +104,7 @@ class RendezvousView(Outgoing):
 
 
 class WorldSampleView(Outgoing):
-    timestamp: str
+    at: str = Field(alias="timestamp")
     target: int
     ready: int
 
@@ -109,13 +112,13 @@ class WorldSampleView(Outgoing):
 class ResizeView(Outgoing):
     from_target: int
     to_target: int
-    timestamp: str
+    at: str = Field(alias="timestamp")
     reason: str
 
 
 class MilestoneView(Outgoing):
     name: str
-    timestamp: str
+    at: str = Field(alias="timestamp")
 
 
 class BenchPointView(Outgoing):
@@ -167,7 +170,7 @@ class Distributed(Outgoing):
     ranks: list[Rank]
     conditions: list[ConditionView]
     rendezvous: RendezvousView
-    world_size_history: list[WorldSampleView]
+    history: list[WorldSampleView] = Field(alias="worldSizeHistory")
     last_resize: ResizeView | None = None
     milestones: list[MilestoneView]
     bench: BenchView | None = None
@@ -229,12 +232,12 @@ class Deleted(Outgoing):
 class EventView(Outgoing):
     """An event, in snake case as the published client reads it."""
 
-    type: str
+    kind: str = Field(alias="type")
     reason: str
     message: str
     count: int
-    first_timestamp: str
-    last_timestamp: str
+    first_at: str = Field(alias="first_timestamp")
+    last_at: str = Field(alias="last_timestamp")
 
     model_config = ConfigDict(alias_generator=None)
 
@@ -344,9 +347,9 @@ class SeriesPointView(Outgoing):
 
     step: int | None = None
     at: str
-    value: float | str
-    min: float | str
-    max: float | str
+    mean: Figure = Field(alias="value")
+    min: Figure
+    max: Figure
     count: int
 
 

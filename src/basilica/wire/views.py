@@ -13,6 +13,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 View = TypeVar("View")
 Reader = Callable[[Any, str], Any]
+NOTHING: Mapping[str, Any] = {}
 _KEY, _ABSENT = "key", "absent"
 
 
@@ -45,13 +46,16 @@ def moment(text: str | None) -> datetime | None:
         return None
 
 
-def read(view: type[View], body: Mapping[str, Any], **absent: Any) -> View:
-    """Read a view from its part of an answer; `TypeError` if a field without a neutral value is absent, or a whole
-    number is another value."""
+def read(view: type[View], body: Mapping[str, Any], given: Mapping[str, Any] = NOTHING, **absent: Any) -> View:
+    """Read a view from its part of an answer, apart from the values given.
+
+    `absent` has values of fields that are not there. `TypeError` if a field without a neutral value is absent, or a
+    whole number is another value.
+    """
     kind: type = view
-    values = _neutral(kind) | absent
+    values = _neutral(kind) | absent | dict(given)
     for name, key, reader in _plan(kind):
-        value = body.get(key)
+        value = None if name in given else body.get(key)
         found = None if value is None or value == "" else reader(value, key)
         if found is not None:
             values[name] = found

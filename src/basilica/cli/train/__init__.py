@@ -4,7 +4,7 @@ import typer
 
 from basilica.cli.train import act, inspect, metrics, options, up, wait, watch
 
-app = typer.Typer(help="Start, watch, resize and end runs.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Start, watch, resize and cancel runs.", no_args_is_help=True, rich_markup_mode=None)
 app.command("up", cls=options.UpCommand, context_settings={"allow_extra_args": True})(up.up)
 app.command("ls")(inspect.ls)
 app.command("ps", hidden=True)(inspect.ps)

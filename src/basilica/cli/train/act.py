@@ -19,14 +19,16 @@ WAIT_SECONDS = 600.0
 
 def scale(
     name: Name,
-    target: Annotated[int, typer.Option(help="How many ranks are wanted now.", show_default=False)],
-    wait: Annotated[bool, typer.Option("--wait", help="Until they are up, and none above them runs.")] = False,
-    timeout: Annotated[str, typer.Option(help="How long to wait: 90s, 15m.")] = "10m",
+    target: Annotated[int, typer.Option(help="Number of ranks that the run is to have.", show_default=False)],
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait until the target is reached and surplus ranks have ended.")
+    ] = False,
+    timeout: Annotated[str, typer.Option(help="Longest wait: 90s, 15m.")] = "10m",
     as_json: Json = False,
 ) -> None:
-    """Change how many ranks a run shall have, within its min and max.
+    """Set the target number of ranks of a run, within its min and max.
 
-    With --wait, exits with 124 if the time was up first, and as the run did if it ended meanwhile.
+    With --wait, exits with 124 after the timeout, and as the run did if it ended meanwhile.
 
     \b
     Example:
@@ -48,10 +50,10 @@ def scale(
 
 def cancel(
     names: Names,
-    wait: Annotated[bool, typer.Option("--wait", help="Until all ranks have stopped.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until all ranks have ended.")] = False,
     as_json: Json = False,
 ) -> None:
-    """End runs and keep their records. Cancelling what has ended changes nothing.
+    """Cancel runs and keep their records; a run that has ended does not change.
 
     \b
     Examples:
@@ -88,10 +90,12 @@ def _until_settled(training: "DistributedTraining") -> None:
 
 def down(
     names: Names,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask about runs that are live.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Delete runs with their logs and checkpoints; what still runs is stopped first. At a terminal, asks about those.
+    """Delete runs with their logs and checkpoints; live runs are stopped first.
+
+    At a terminal, asks for confirmation if a run is live.
 
     \b
     Examples:
@@ -125,12 +129,12 @@ def down(
 def exec_(
     context: typer.Context,
     name: Name,
-    rank: Annotated[int, typer.Option(help="Beside which rank.", min=0)] = 0,
+    rank: Annotated[int, typer.Option(help="Rank beside which the command runs.", min=0)] = 0,
     as_json: Json = False,
 ) -> None:
-    """Run a command beside a rank, with the rank's environment and directory, and exit as it does.
+    """Run a command beside a rank, in its environment and working directory.
 
-    It ends when this command does.
+    Exits with the exit code of the command. The command is killed when this one ends.
 
     \b
     Examples:
@@ -155,10 +159,12 @@ def exec_(
 
 
 def prune(
-    older_than: Annotated[str, typer.Option(help="Only runs that ended so long ago: 12h, 7d.")] = "7d",
+    older_than: Annotated[
+        str, typer.Option(help="Delete only runs that ended at least this long ago: 12h, 7d.")
+    ] = "7d",
     as_json: Json = False,
 ) -> None:
-    """Delete the runs that ended some time ago, with their logs and checkpoints.
+    """Delete ended runs with their logs and checkpoints.
 
     \b
     Example:

@@ -47,7 +47,7 @@ Name = Annotated[
     str,
     typer.Argument(
         metavar="NAME",
-        help="The run: its name (the newest of that name) or its instance name.",
+        help="Name of the run (the newest with that name), or its instance name.",
         callback=_checked,
         autocompletion=known_names,
         show_default=False,
@@ -57,7 +57,7 @@ Names = Annotated[
     list[str],
     typer.Argument(
         metavar="NAME...",
-        help="The runs: names (the newest of each) or instance names.",
+        help="Names of the runs (the newest of each name), or instance names.",
         callback=_all_checked,
         autocompletion=known_names,
         show_default=False,

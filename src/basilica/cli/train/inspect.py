@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def ls(
-    live: Annotated[bool, typer.Option("--live", help="Only runs that have not ended.")] = False,
+    live: Annotated[bool, typer.Option("--live", help="List only runs that have not ended.")] = False,
     as_json: Json = False,
 ) -> None:
-    """List runs, newest first. `ps` is the same.
+    """List runs, newest first; `ps` is the same command.
 
     \b
     Examples:
@@ -37,10 +37,10 @@ def ls(
 
 
 def ps(
-    live: Annotated[bool, typer.Option("--live", help="Only runs that have not ended.")] = False,
+    live: Annotated[bool, typer.Option("--live", help="List only runs that have not ended.")] = False,
     as_json: Json = False,
 ) -> None:
-    """List runs, newest first: the same as `ls`.
+    """List runs, newest first; the same command as `ls`.
 
     \b
     Example:
@@ -50,7 +50,7 @@ def ps(
 
 
 def status(name: Name, as_json: Json = False) -> None:
-    """Show a run: its world and ranks, what it waits for; once ended, how each rank ended and who failed first.
+    """Show the state of a run and of its ranks, and after its end the exits and the culprit.
 
     \b
     Example:
@@ -66,7 +66,7 @@ def status(name: Name, as_json: Json = False) -> None:
 
 
 def why(name: Name, as_json: Json = False) -> None:
-    """Say in one sentence what a run is waiting for, or how it ended.
+    """Explain in one sentence what a run waits for, or how it ended.
 
     \b
     Example:
@@ -85,17 +85,15 @@ def why(name: Name, as_json: Json = False) -> None:
 def logs(
     name: Name,
     *,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")] = False,
-    rank: Annotated[list[int] | None, typer.Option(help="Only this rank. Repeat.", min=0)] = None,
-    tail: Annotated[int | None, typer.Option(help="Only the last lines of each rank.", min=0)] = None,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="To a terminal, too, pass on control characters as they are.")
-    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow until the run has ended.")] = False,
+    rank: Annotated[list[int] | None, typer.Option(help="Print only this rank; repeatable.", min=0)] = None,
+    tail: Annotated[int | None, typer.Option(help="Print only this number of last lines of each rank.", min=0)] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Keep control characters at a terminal.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Print what ranks wrote. Lines of several ranks are merged, each with `rank| ` before it.
+    """Print the logs of ranks; lines of several ranks are merged, with the prefix `rank| `.
 
-    A terminal gets them without control characters, anything else gets them as they are. Ctrl-C leaves, with 0.
+    At a terminal, control characters are removed. Ctrl-C ends the command with exit code 0.
 
     \b
     Examples:
@@ -124,11 +122,15 @@ def logs(
 
 def events(
     name: Name,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")] = False,
-    limit: Annotated[int | None, typer.Option(help="Only the latest.", min=1, max=10_000)] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow until the run has ended.")] = False,
+    limit: Annotated[
+        int | None, typer.Option(help="List only this number of latest events.", min=1, max=10_000)
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """List what happened to a run, oldest first. For programs: time, type, reason and message between tabs.
+    """List the events of a run, oldest first.
+
+    If stdout is no terminal, each line has time, type, reason and message, separated by tabs.
 
     \b
     Examples:
@@ -185,7 +187,7 @@ def _event(event: "Event") -> dict[str, Any]:
 
 
 def exits(name: Name, as_json: Json = False) -> None:
-    """Show how each rank ended, and who failed first, with the evidence and its last lines.
+    """Show the exit of each rank, and the culprit with the evidence and its last log lines.
 
     \b
     Example:
@@ -216,11 +218,15 @@ def bench(
     name: Name,
     plot: Annotated[
         Path | None,
-        typer.Option(help="Draw the sweep into this file: .svg, or .png, .pdf … with matplotlib.", show_default=False),
+        typer.Option(
+            help="Write a plot of the sweep to this file: .svg, or .png, .pdf … with matplotlib.", show_default=False
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show what the bench measured between two nodes of a run, or how far it is. Exits 0 in either case.
+    """Show the network bench of a run: its figures between two nodes, or its progress.
+
+    Exits 0 in either case.
 
     \b
     Examples:

@@ -19,14 +19,16 @@ PICTURE_POINTS = 600
 def metrics(
     name: Name,
     *,
-    metric: Annotated[str | None, typer.Option(help="Only this number, such as loss.", show_default=False)] = None,
-    rank: Annotated[int | None, typer.Option(help="Only this rank.", min=0, show_default=False)] = None,
+    metric: Annotated[str | None, typer.Option(help="Show only this metric, such as loss.", show_default=False)] = None,
+    rank: Annotated[int | None, typer.Option(help="Show only this rank.", min=0, show_default=False)] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw the series into this file, as SVG.", show_default=False)
+        Path | None, typer.Option(help="Write a plot of the series to this file, as SVG.", show_default=False)
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show what ranks reported with `basilica.report`: last values, ranges and how they went.
+    """Show the metrics that ranks reported: last values, ranges and curves.
+
+    Ranks report them with `basilica.report`.
 
     \b
     Examples:

@@ -9,22 +9,23 @@ from basilica.cli.common import Json, seconds
 from basilica.cli.train import options as given
 from basilica.cli.train.common import Name, client, handle
 from basilica.cli.train.wait import go_on
+from basilica.core.spec import GRACE_SECONDS
 
 if TYPE_CHECKING:
     from basilica.client.training import DistributedTraining
 
-Wait = Annotated[bool, typer.Option("--wait", help="Stay until the run has ended, and exit as it did.")]
-Logs = Annotated[bool, typer.Option("--logs", help="With --wait: show what the ranks write.")]
-Detach = Annotated[bool, typer.Option("--detach", "-d", help="Do not wait for ranks to come up.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait until the run has ended, and exit as it did.")]
+Logs = Annotated[bool, typer.Option("--logs", help="With --wait: print the logs of ranks.")]
+Detach = Annotated[bool, typer.Option("--detach", "-d", help="Return at once, without waiting for ranks to start.")]
 Remove = Annotated[bool, typer.Option("--rm", help="With --wait: delete the run after its end.")]
 Timeout = Annotated[
     str | None,
-    typer.Option(help="How long to wait: 90s, 15m.", show_default="10m for min ranks, no limit with --wait"),
+    typer.Option(help="Longest wait: 90s, 15m.", show_default="10m for min ranks, no limit with --wait"),
 ]
 
 
-def _duration(help: str) -> Any:
-    return typer.Option(help=f"{help}: 90s, 15m, 12h.", show_default=False)
+def _duration(help: str, default: str) -> Any:
+    return typer.Option(help=f"{help}: 90s, 15m, 12h.", show_default=default)
 
 
 def up(
@@ -32,81 +33,91 @@ def up(
     *,
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="What to call the run; if left out, a name is made.", show_default=False),
+        typer.Argument(metavar="NAME", help="Name of the run; generated if absent.", show_default=False),
     ] = None,
     script: Annotated[
         str | None,
-        typer.Argument(metavar="SCRIPT.py", help="A Python script to run; ARGS are its own.", show_default=False),
+        typer.Argument(metavar="SCRIPT.py", help="Python script to run; ARGS are its arguments.", show_default=False),
     ] = None,
-    world_size: Annotated[str, typer.Option(metavar="N|MIN:TARGET:MAX", help="How many ranks.", show_default=False)],
+    world_size: Annotated[str, typer.Option(metavar="N|MIN:TARGET:MAX", help="Number of ranks.", show_default=False)],
     command: Annotated[
-        str | None, typer.Option(help="A line for /bin/sh, instead of '-- COMMAND...'.", show_default=False)
+        str | None, typer.Option(help="Command line for /bin/sh, instead of '-- COMMAND...'.", show_default=False)
     ] = None,
-    gpu_count: Annotated[int | None, typer.Option(help="GPUs of each rank.", show_default="1", min=0)] = None,
-    gpu_model: Annotated[list[str] | None, typer.Option(help="A GPU model that will do. Repeat.")] = None,
-    min_gpu_memory_gb: Annotated[int | None, typer.Option(help="Memory that each GPU needs.", min=0)] = None,
-    image: Annotated[str | None, typer.Option(help="Container image, where ranks are containers.")] = None,
-    cpu: Annotated[str | None, typer.Option(help="Cores of each rank: 8, 500m.")] = None,
+    gpu_count: Annotated[int | None, typer.Option(help="Number of GPUs of each rank.", show_default="1", min=0)] = None,
+    gpu_model: Annotated[list[str] | None, typer.Option(help="Acceptable GPU model; repeatable. Default: any.")] = None,
+    min_gpu_memory_gb: Annotated[int | None, typer.Option(help="Minimum memory of each GPU, in GB.", min=0)] = None,
+    image: Annotated[str | None, typer.Option(help="Container image of ranks, on a cluster.")] = None,
+    cpu: Annotated[str | None, typer.Option(help="CPU cores of each rank: 8, 500m.")] = None,
     memory: Annotated[str | None, typer.Option(help="Memory of each rank: 32Gi, 512Mi.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port that ranks may listen on.", min=1, max=65535)] = None,
-    env: Annotated[list[str] | None, typer.Option("--env", "-e", help="K=V, or K for its value here. Repeat.")] = None,
-    env_file: Annotated[Path | None, typer.Option(help="A file of K=V lines; --env wins.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port that ranks listen on.", min=1, max=65535)] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option("--env", "-e", help="Environment variable K=V, or K to pass its current value; repeatable."),
+    ] = None,
+    env_file: Annotated[Path | None, typer.Option(help="File with lines K=V; --env has precedence.")] = None,
     secret: Annotated[
         list[str] | None,
-        typer.Option(help="As --env, and shown nowhere. K alone keeps it out of your shell's history. Repeat."),
+        typer.Option(
+            help="Like --env, but never shown. K alone keeps the value out of the shell's history; repeatable."
+        ),
     ] = None,
-    nccl_env: Annotated[list[str] | None, typer.Option(help="A setting of NCCL, K=V. Repeat.")] = None,
-    provider: Annotated[list[str] | None, typer.Option(help="Providers to use: a,b.")] = None,
-    exclude_provider: Annotated[list[str] | None, typer.Option(help="Providers not to use: a,b.")] = None,
+    nccl_env: Annotated[list[str] | None, typer.Option(help="NCCL variable K=V; repeatable.")] = None,
+    provider: Annotated[list[str] | None, typer.Option(help="Allowed providers: a,b.")] = None,
+    exclude_provider: Annotated[list[str] | None, typer.Option(help="Excluded providers: a,b.")] = None,
     topology_spread: Annotated[
         Literal["pack", "provider-aware", "region-aware", "none"] | None,
-        typer.Option(help="How ranks are spread.", show_default="pack"),
+        typer.Option(help="Placement of ranks over providers and regions.", show_default="pack"),
     ] = None,
     bench: Annotated[
         Literal["on-start", "off"] | None,
         typer.Option(
-            help="Measure the link between ranks. --bench alone: on-start; --no-bench: off.", show_default="off"
+            help="Measure the network between ranks. --bench alone: on-start; --no-bench: off.", show_default="off"
         ),
     ] = None,
     bench_placement: Annotated[
         Literal["preferred", "strict"] | None,
-        typer.Option(help="Whether it may be measured on other nodes.", show_default="preferred"),
+        typer.Option(
+            help="Whether the bench may run on other nodes (preferred) or not (strict).", show_default="preferred"
+        ),
     ] = None,
     rendezvous_backend: Annotated[
         Literal["etcd-v2", "c10d", "static"] | None,
-        typer.Option(help="What ranks meet at.", show_default="etcd-v2"),
+        typer.Option(help="Rendezvous backend of ranks.", show_default="etcd-v2"),
     ] = None,
     launcher: Annotated[
         str | None,
         typer.Option(
-            help="What starts a script: python or torchrun, with its options: 'torchrun --nproc-per-node=2'.",
+            help="Launcher of a script: python or torchrun, with its options: 'torchrun --nproc-per-node=2'.",
             show_default="python",
         ),
     ] = None,
-    pip: Annotated[list[str] | None, typer.Option(help="A package that a script needs. Repeat.")] = None,
+    pip: Annotated[list[str] | None, typer.Option(help="Package to install for a script; repeatable.")] = None,
     workdir: Annotated[
         Path | None,
         typer.Option(
-            help="Directory that ranks run in; it is shipped to a remote server.",
+            help="Working directory of ranks; it is uploaded to a remote server.",
             exists=True,
             file_okay=False,
             show_default=False,
         ),
     ] = None,
     max_restarts: Annotated[
-        int | None, typer.Option(help="How often a rank that failed is restarted.", show_default="0", min=0)
+        int | None, typer.Option(help="Maximum number of restarts of a failed rank.", show_default="0", min=0)
     ] = None,
     on_stall: Annotated[
         Literal["show", "restart"] | None,
-        typer.Option(help="What happens to a rank that has stopped reporting.", show_default="show"),
+        typer.Option(help="Action for a rank that has stopped reporting.", show_default="show"),
     ] = None,
-    grace: Annotated[str | None, _duration("How long a rank may take to stop")] = None,
-    ttl: Annotated[str | None, _duration("Cancel the run after so long")] = None,
-    deadline: Annotated[str | None, _duration("Fail the run if it has not ended within")] = None,
-    start_deadline: Annotated[str | None, _duration("Fail the run if min ranks are not up within")] = None,
+    grace: Annotated[str | None, _duration("Time that a rank has to stop", f"{GRACE_SECONDS:g}s")] = None,
+    ttl: Annotated[str | None, _duration("Cancel the run after", "no limit")] = None,
+    deadline: Annotated[str | None, _duration("Fail the run if it has not ended after", "no limit")] = None,
+    start_deadline: Annotated[str | None, _duration("Fail the run if min ranks are not up after", "no limit")] = None,
     resize: Annotated[
         Literal["join", "restart"] | None,
-        typer.Option(help="Whether running ranks stay when the size changes.", show_default="join; a script: restart"),
+        typer.Option(
+            help="Whether running ranks continue (join) or restart when the size changes.",
+            show_default="join; a script: restart",
+        ),
     ] = None,
     timeout: Timeout = None,
     wait: Wait = False,
@@ -115,9 +126,11 @@ def up(
     remove: Remove = False,
     as_json: Json = False,
 ) -> None:
-    """Start a run: a command after '--', or a Python script. Returns once min ranks are up, or it has ended.
+    """Start a run of a command after '--', or of a Python script.
 
-    With --wait, stays until the end and exits with 0 if the run succeeded, the culprit's own code if it failed, 130
+    Returns once the minimum of ranks is up, or the run has ended.
+
+    With --wait, waits for the end and exits with 0 if the run succeeded, the culprit's own code if it failed, 130
     if it was cancelled, 124 if the time was up, 125 if detached. Ctrl-C asks whether to detach or to cancel; where
     there is no terminal to ask at, it cancels the run and waits for its end. SIGTERM detaches.
 
@@ -189,7 +202,7 @@ def rerun(
     remove: Remove = False,
     as_json: Json = False,
 ) -> None:
-    """Start a run once more, as a new one with the same settings. The options are those of `up`.
+    """Start a new run with the settings of an earlier one; the options are those of `up`.
 
     \b
     Examples:

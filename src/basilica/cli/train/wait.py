@@ -31,16 +31,16 @@ class Goal(StrEnum):
 
 def wait(
     name: Name,
-    goal: Annotated[Goal, typer.Option("--for", help="What to wait for.")] = Goal.COMPLETE,
+    goal: Annotated[Goal, typer.Option("--for", help="Condition to wait for.")] = Goal.COMPLETE,
     timeout: Annotated[
-        str | None, typer.Option(help="How long at most: 90s, 15m. 0 looks once.", show_default="no limit")
+        str | None, typer.Option(help="Longest wait: 90s, 15m; 0 checks once.", show_default="no limit")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Wait until a run has come so far: min ranks up, the target up, its end, or the end of its bench.
+    """Wait until min or target ranks are up, or until a run or its bench has ended.
 
-    Exits 0 once it has, with the culprit's own code if the run failed (130 if it was cancelled), and 124 if the time
-    was up first.
+    Exits 0 when the condition holds, with the culprit's exit code if the run failed, 130 if it was cancelled, and 124
+    after the timeout.
 
     \b
     Examples:

@@ -12,12 +12,13 @@ from basilica.cli.train.common import Name, handle
 
 def watch(
     name: Name,
-    logs: Annotated[bool, typer.Option("--logs", help="Show the last lines of the ranks' logs, too.")] = False,
+    logs: Annotated[bool, typer.Option("--logs", help="Also show the last log lines of ranks.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Watch a run until its end: its world, its ranks and what happens. Leaving (q, Ctrl-C) does not touch the run.
+    """Watch a run until its end: its state, ranks and events, live.
 
-    Where stdout is no terminal, prints one line per change; with --json the server's answer, one per line.
+    q and Ctrl-C end the command and do not affect the run. If stdout is no terminal, prints one line for each change;
+    with --json, one answer of the server for each change.
 
     \b
     Examples:

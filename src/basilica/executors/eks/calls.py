@@ -262,8 +262,8 @@ def _container(status: Any) -> Json:
     found: Json = {}
     code = getattr(ended, "exit_code", None)
     if isinstance(code, int):
-        told = {key: _text(getattr(ended, key, None)) for key in ("reason", "message")}
-        found["terminated"] = {"exitCode": code, "finishedAt": _time(getattr(ended, "finished_at", None)), **told}
+        texts = {key: _text(getattr(ended, key, None)) for key in ("reason", "message")}
+        found["terminated"] = {"exitCode": code, "finishedAt": _time(getattr(ended, "finished_at", None)), **texts}
     elif getattr(state, "running", None) is not None:
         found["running"] = {}
     return {"name": _text(getattr(status, "name", None)), "state": found}

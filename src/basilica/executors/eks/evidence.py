@@ -14,7 +14,7 @@ from basilica.kube.manifests.gang import COMPLETION_INDEX
 from basilica.kube.manifests.indexes import parse_indexes
 
 CONTAINER = "replica"
-LINES_TOLD = 20  # last lines of a failed rank's output that its error quotes
+LINES_QUOTED = 20  # last lines of a failed rank's output that its error quotes
 Json = Mapping[str, Any]
 
 
@@ -30,8 +30,8 @@ class Exit:
     why: str = ""  # reason and message of the pod's status, such as an eviction
 
     def __str__(self) -> str:
-        told = ", ".join(part for part in (self.reason if self.reason != ERROR else "", self.why) if part)
-        return f"exit code {self.code} ({told})" if told else f"exit code {self.code}"
+        details = ", ".join(part for part in (self.reason if self.reason != ERROR else "", self.why) if part)
+        return f"exit code {self.code} ({details})" if details else f"exit code {self.code}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,12 +196,12 @@ class GangEvidence:
     def _verdict(self, rank: int) -> str | None:
         """Return the verdict on a rank, or None; the first verdict is final."""
         if rank not in self._verdicts:
-            verdict = self._judge(rank)
+            verdict = self._decide(rank)
             if verdict is not None:
                 self._settle(rank, verdict)
         return self._verdicts.get(rank)
 
-    def _judge(self, rank: int) -> str | None:
+    def _decide(self, rank: int) -> str | None:
         if self.given_up:
             return CANCELLED
         if self.complete:
@@ -261,14 +261,14 @@ class GangEvidence:
         own, culprit = self.exits.get(rank), self.culprit()
         if own is not None and not own.stopped:
             first = "" if culprit in (rank, None) else f", after rank {culprit} had failed first"
-            return f"failed with {own}{first}{self._told_lines(rank)}"
+            return f"failed with {own}{first}{self._quoted_lines(rank)}"
         if culprit is not None and culprit != rank:
             return f"stopped because rank {culprit} failed first ({self.exits[culprit]})"
         reason = ": ".join(part for part in (self.end.reason, self.end.message) if part) if self.end else ""
         ending = f" ({own})" if own is not None else ""
         hindered = self.hindrance(rank)
         never = f"; it never ran: {hindered}" if hindered else ""
-        return f"stopped by Kubernetes{': ' if reason else ''}{reason}{ending}{never}{self._told_lines(rank)}"
+        return f"stopped by Kubernetes{': ' if reason else ''}{reason}{ending}{never}{self._quoted_lines(rank)}"
 
     @property
     def ever_there(self) -> set[int]:
@@ -289,8 +289,8 @@ class GangEvidence:
         """Return the kept output of a rank."""
         return self.logs.get(rank) or (self.exits[rank].last_lines if rank in self.exits else "")
 
-    def _told_lines(self, rank: int) -> str:
-        lines = self.last_lines(rank).splitlines()[-LINES_TOLD:]
+    def _quoted_lines(self, rank: int) -> str:
+        lines = self.last_lines(rank).splitlines()[-LINES_QUOTED:]
         return "".join(f"\n  {line}" for line in lines)
 
     def _settle(self, rank: int, status: str) -> None:

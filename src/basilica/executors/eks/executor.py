@@ -25,7 +25,7 @@ from basilica.executors.arguments import (
 )
 from basilica.executors.eks.calls import Calls, is_transient, retry_after, status_of
 from basilica.executors.eks.evidence import CONTAINER, GangEvidence, rank_of, waits_for
-from basilica.executors.eks.follow import FIRST_PAUSE_SECONDS, LOOK_AGAIN_SECONDS, WATCH_SECONDS, Following, Place
+from basilica.executors.eks.follow import FIRST_PAUSE_SECONDS, READ_JOB_SECONDS, WATCH_SECONDS, Following, Place
 from basilica.executors.environment import RENDEZVOUS_URI, replica_environment
 from basilica.executors.launch import gang_handles, replica_command
 from basilica.executors.outcomes import Changes, Outcome, placeholder, replica_result
@@ -174,7 +174,7 @@ class EKSExecutor:
         places: dict[Place, list[int]] = {}
         for number, handle in enumerate(handles):
             places.setdefault(self._place(handle), []).append(number)
-        changes, telling, stop = Changes(on_change), Lock(), Event()
+        changes, notifying, stop = Changes(on_change), Lock(), Event()
 
         def follow(place: Place, numbers: list[int]) -> None:
             gang = self._gang(place)
@@ -182,13 +182,13 @@ class EKSExecutor:
             for number in numbers:
                 mine.setdefault(handles[number].rank, []).append(number)
 
-            def tell(rank: int) -> None:
-                with telling:
+            def notify(rank: int) -> None:
+                with notifying:
                     for number in mine[rank]:
-                        changes.tell(number, handles[number], gang.status(rank))
+                        changes.notify(number, handles[number], gang.status(rank))
 
-            following = Following(self._calls().until(deadline), place, gang, tell, stop)
-            longest = WATCH_SECONDS if len(places) == 1 else LOOK_AGAIN_SECONDS
+            following = Following(self._calls().until(deadline), place, gang, notify, stop)
+            longest = WATCH_SECONDS if len(places) == 1 else READ_JOB_SECONDS
             try:
                 following.follow(set(mine), deadline, start_seconds=self._start_seconds, longest=longest)
             except BaseException:

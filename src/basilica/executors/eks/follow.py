@@ -24,7 +24,7 @@ from basilica.kube.manifests.refused import AwaitedPods
 log = logging.getLogger(__name__)
 
 WATCH_SECONDS = 600.0
-LOOK_AGAIN_SECONDS = 30.0  # while ranks wait for a node: only the Job's status may show a change
+READ_JOB_SECONDS = 30.0  # while ranks wait for a node: only the Job's status may show a change
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 30.0
 REST_SECONDS = 1.0  # time for the last changes of pods to arrive after the Job's end
@@ -47,10 +47,10 @@ class Following:
     """
 
     def __init__(
-        self, calls: Calls, place: Place, gang: GangEvidence, tell: Callable[[int], None], stop: Event
+        self, calls: Calls, place: Place, gang: GangEvidence, notify: Callable[[int], None], stop: Event
     ) -> None:
-        self._calls, self._place, self._gang, self._tell, self._stop = calls, place, gang, tell, stop
-        self._left: set[int] = set()  # ranks that have not ended
+        self._calls, self._place, self._gang, self._notify, self._stop = calls, place, gang, notify, stop
+        self._unended: set[int] = set()  # ranks that have not ended
         self._start_seconds: float | None = None
         self._longest = WATCH_SECONDS
         self._version = ""  # resource version of the observed pods; empty: list them
@@ -58,35 +58,36 @@ class Following:
         self._pause = FIRST_PAUSE_SECONDS  # between reads of the Job
         self._troubles = 0  # in a row
         self._awaited = AwaitedPods()
-        self._told_hindrances: set[str] = set()
+        self._logged_hindrances: set[str] = set()
 
     def follow(self, ranks: set[int], deadline: float, *, start_seconds: float | None, longest: float) -> None:
         """Return once all ranks have ended, the deadline is over, or `stop` is set; a watch lasts at most `longest`."""
-        self._left, self._start_seconds, self._longest = set(ranks), start_seconds, longest
+        self._unended, self._start_seconds, self._longest = set(ranks), start_seconds, longest
         if self._gang.since is None:
             self._gang.since = time.monotonic()
-        self._look_at_all()
-        while self._left and not self._stop.is_set():
-            trouble = self._try(self._look_at_job)
+        self._update_all()
+        while self._unended and not self._stop.is_set():
+            trouble = self._try(self._read_job)
             if trouble is None:
-                self._look_at_all()  # only after a complete read: a verdict is final, and its evidence may be missing
-            if not self._left or time.monotonic() >= deadline:
+                self._update_all()  # only after a complete read: a verdict is final, and its evidence may be missing
+            if not self._unended or time.monotonic() >= deadline:
                 break
             if trouble is None:
                 trouble = self._try(lambda: self._follow_pods(deadline))
             if trouble is not None:
                 self._rest(min(trouble, deadline - time.monotonic()))
-        self._keep_lines()
+        self._fetch_lines()
 
-    def _look_at_all(self) -> None:
-        for rank in sorted(self._left):
-            self._look_at(rank)
+    def _update_all(self) -> None:
+        for rank in sorted(self._unended):
+            self._update(rank)
 
-    def _look_at(self, rank: int) -> None:
+    def _update(self, rank: int) -> None:
+        """Notify the caller of the rank's status, and drop a rank that has ended."""
         if not (self._gang.only_counts and self._calls.can_watch):  # the watch will soon report each rank
-            self._tell(rank)
+            self._notify(rank)
         if self._gang.over(rank):
-            self._left.discard(rank)
+            self._unended.discard(rank)
 
     def _try(self, step: Callable[[], None]) -> float | None:
         """Run one step; return None, or the seconds to wait after an error for which a retry may succeed."""
@@ -102,16 +103,17 @@ class Following:
         self._troubles = 0
         return None
 
-    def _look_at_job(self) -> None:
+    def _read_job(self) -> None:
+        """Record the Job's status, and the reasons of ranks that wait."""
         job = self._calls.read_job(self._place.namespace, self._place.job_name)
         self._gang.see_job(job)
         if self._gang.gone or (self._gang.end is not None and self._gang.end.final):
-            self._see_the_rest()
-            if not self._left <= self._gang.ever_there:
-                self._ask_for_refusal()
+            self._read_last_changes()
+            if not self._unended <= self._gang.ever_there:
+                self._read_refusal()
             return
-        self._see_refusals()
-        self._tell_hindrances()
+        self._read_refusals_when_due()
+        self._log_hindrances()
 
     def _follow_pods(self, deadline: float) -> None:
         """Read changes until the Job's status is due: a rank failed or lost its pod, or no change came for long."""
@@ -123,22 +125,22 @@ class Following:
             return
         if not self._version:
             self._list_pods(fresh=self._relists)
-            self._look_at_all()
-        if not self._left:
+            self._update_all()
+        if not self._unended:
             return
         for kind, obj in self._watched(left):
             self._version = obj["metadata"]["resourceVersion"]
             rank = None if kind == "BOOKMARK" else self._gang.see_pod(obj, deleted=kind == "DELETED")
-            if rank in self._left:
-                self._look_at(rank)
-            if not self._left:
+            if rank in self._unended:
+                self._update(rank)
+            if not self._unended:
                 return
 
     def _watched(self, left: float) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the events of one watch: a short one while the Job's status is awaited or ranks wait for a node."""
         gang, begun = self._gang, time.monotonic()
-        unsure = gang.unsure(self._left)
-        quiet = self._longest if self._left <= gang.started else min(self._longest, LOOK_AGAIN_SECONDS)
+        unsure = gang.unsure(self._unended)
+        quiet = self._longest if self._unended <= gang.started else min(self._longest, READ_JOB_SECONDS)
         seconds = self._next_pause() if unsure else quiet
         start_left = self._start_left()
         seconds = max(0.05, min(seconds, left, *([] if start_left is None else [start_left])))
@@ -157,30 +159,30 @@ class Following:
 
     def _pods_there(self) -> int:
         """Return the number of pods of ranks that have not ended; the Job's own count where pods are not watched."""
-        return len(self._left & self._gang.pods.keys()) if self._calls.can_watch else self._gang.active
+        return len(self._unended & self._gang.pods.keys()) if self._calls.can_watch else self._gang.active
 
     def _lacks_pods(self) -> bool:
         """Return whether the Job should have created more pods than exist."""
-        return not (self._gang.suspended or self._gang.failing) and self._pods_there() < len(self._left)
+        return not (self._gang.suspended or self._gang.failing) and self._pods_there() < len(self._unended)
 
-    def _see_refusals(self) -> None:
+    def _read_refusals_when_due(self) -> None:
         """Read why pods are missing, when no new one has appeared for a while."""
         if not self._lacks_pods():
             self._gang.refusal = ""
         elif self._awaited.is_time_to_ask(self._pods_there(), time.monotonic()):
-            self._ask_for_refusal()
+            self._read_refusal()
 
-    def _ask_for_refusal(self) -> None:
+    def _read_refusal(self) -> None:
         self._gang.refusal = self._calls.read_refusal(self._place.namespace, self._place.job_name)
 
-    def _tell_hindrances(self) -> None:
+    def _log_hindrances(self) -> None:
         """Log why ranks wait, when a reason is new: the statuses alone would be `pending` for ever."""
-        found = Counter(self._gang.hindrance(rank) for rank in self._left)
+        found = Counter(self._gang.hindrance(rank) for rank in self._unended)
         del found[""]
-        if found.keys() - self._told_hindrances:
-            told = "; ".join(f"{count} ranks: {why}" for why, count in found.most_common(HINDRANCES))
-            log.warning("%s waits for %s", self._place.job_name, told)
-        self._told_hindrances = set(found)
+        if found.keys() - self._logged_hindrances:
+            summary = "; ".join(f"{count} ranks: {why}" for why, count in found.most_common(HINDRANCES))
+            log.warning("%s waits for %s", self._place.job_name, summary)
+        self._logged_hindrances = set(found)
 
     def _start_left(self) -> float | None:
         if self._start_seconds is None or self._gang.since is None:
@@ -193,31 +195,31 @@ class Following:
         if left is None or left > 0:
             return False
         self._list_pods(fresh=True)
-        missing = self._left - gang.started
+        missing = self._unended - gang.started
         if not missing:
             self._start_seconds = None
             return False
         if self._lacks_pods():
-            self._ask_for_refusal()
+            self._read_refusal()
         reasons = sorted({gang.hindrance(rank) for rank in missing} - {""})
-        told = f"; {'; '.join(reasons)}" if reasons else ""
+        summary = f"; {'; '.join(reasons)}" if reasons else ""
         try:
             self._calls.delete_job(self._place.namespace, self._place.job_name)
         except Exception as error:
             if status_of(error) not in (404, 409):
                 raise
-        gang.give_up(f"given up: {len(missing)} ranks were not running after {self._start_seconds:g} s{told}")
+        gang.give_up(f"given up: {len(missing)} ranks were not running after {self._start_seconds:g} s{summary}")
         return True
 
     # ---- evidence ------------------------------------------------------------------------------------------------
 
-    def _see_the_rest(self) -> None:
+    def _read_last_changes(self) -> None:
         """Record the ends of pods that the watch has not reported yet, before a Job that is over gets its verdict."""
         if not self._version:
             self._list_pods(fresh=True)
             return
         place, gang = self._place, self._gang
-        unexplained = self._left - gang.exits.keys() - gang.vanished
+        unexplained = self._unended - gang.exits.keys() - gang.vanished
         try:
             for kind, obj in self._calls.watch_pods(place.namespace, place.job_name, self._version, REST_SECONDS):
                 self._version = obj["metadata"]["resourceVersion"]
@@ -240,7 +242,7 @@ class Following:
             found = self._calls.list_pods(place.namespace, place.job_name)
         self._gang.see_listing(found)
 
-    def _keep_lines(self) -> None:
+    def _fetch_lines(self) -> None:
         """Fetch the output of the ranks that failed first, while their pods exist."""
         gang = self._gang
         for rank in gang.failed_by_themselves()[:CULPRITS_READ]:

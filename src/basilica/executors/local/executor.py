@@ -33,7 +33,7 @@ from basilica.executors.arguments import (
 )
 from basilica.executors.environment import RANK_ENV, replica_environment
 from basilica.executors.launch import gang_handles, gang_metadata, import_path, replica_command, shipped_function
-from basilica.executors.local.gang import NEWS, Gang, State, Task, told_of_changes
+from basilica.executors.local.gang import CHANGES, Gang, State, Task, watch_changes
 from basilica.executors.outcomes import Changes, Outcome, placeholder, replica_result
 from basilica.executors.protocol import (
     CULPRIT,
@@ -107,7 +107,7 @@ class LocalProcessExecutor:
         check_launch(n_replicas, entrypoint, entrypoint_args, timeout, callables=True)
         if not self._close.alive:
             raise RuntimeError("this executor is closed: make another")
-        self._tidy_up()
+        self._remove_old()
         job = new_gang_name(self._run_id)
         directory = self._base / job
         directory.mkdir(mode=0o700, parents=True)
@@ -171,10 +171,10 @@ class LocalProcessExecutor:
             wanted: dict[Gang, list[int]] = {}
             for place in waiting:
                 wanted.setdefault(gangs[place], []).append(handles[place].rank)
-            with told_of_changes(wanted) as bell:
+            with watch_changes(wanted) as bell:
                 for place in waiting:
                     states[place] = gangs[place].state(handles[place].rank)
-                    changes.tell(place, handles[place], states[place].status)
+                    changes.notify(place, handles[place], states[place].status)
                 left = deadline - time.monotonic()
                 if left <= 0 or all(_over(state) for state in states.values()):
                     return _results(handles, gangs, states, seconds)
@@ -193,17 +193,17 @@ class LocalProcessExecutor:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _tidy_up(self) -> None:
+    def _remove_old(self) -> None:
         """Stop gangs whose warden and owner are dead, and remove those without a change for a week.
 
         A gang whose warden is alive is kept, whatever its age.
         """
         with contextlib.suppress(OSError):
             for directory in self._base.iterdir():
-                gang, news = Gang(directory, directory.name), directory / NEWS
-                if gang.is_forsaken:
-                    gang.end_forsaken(self._grace)
-                elif news.exists() and time.time() - news.stat().st_mtime > KEPT_SECONDS and not gang.is_tended:
+                gang, file = Gang(directory, directory.name), directory / CHANGES
+                if gang.is_abandoned:
+                    gang.end_abandoned(self._grace)
+                elif file.exists() and time.time() - file.stat().st_mtime > KEPT_SECONDS and not gang.is_supervised:
                     _remove(directory)
 
 

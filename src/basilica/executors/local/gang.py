@@ -40,12 +40,12 @@ from basilica.runtimes.local.orphans import kill_leftovers
 from basilica.runtimes.local.records import NOBODY, Claim, Exit, Record, bury, read_record, write_stop
 from basilica.runtimes.local.run_files import RESULT_BYTES_MAX
 
-TOLD = "warden.json"
-NEWS = "news"
+WARDEN = "warden.json"
+CHANGES = "news"
 TIME_IS_UP = "time-is-up"
 OVER = "over"
-TOLD_BYTES_MAX = 1 << 16
-LOOK_AGAIN_SECONDS = 0.2  # only where the system cannot notify us
+WARDEN_BYTES_MAX = 1 << 16
+POLL_SECONDS = 0.2  # only where the system cannot notify us
 LONGEST_WAIT_SECONDS = 3600.0
 
 
@@ -108,7 +108,7 @@ class Gang:
         if exit.exit_code == 0:
             return State(SUCCEEDED, 0, ended_at=exit.finished_at)
         if exit.stopped and os.path.lexists(self.directory / TIME_IS_UP):
-            error = f"stopped, since it had not ended within {self._told().get('timeout', 0):g} s"
+            error = f"stopped, since it had not ended within {self._warden_facts().get('timeout', 0):g} s"
             return State(FAILED, exit.exit_code, error, exit.finished_at, stopped=True)
         if exit.stopped:
             return State(CANCELLED, error="cancelled", ended_at=exit.finished_at)
@@ -150,36 +150,37 @@ class Gang:
         except UnusableFile:
             return None
 
-    def _told(self) -> dict[str, Any]:
-        told = _read_json(str(self.directory / TOLD))
-        return told if isinstance(told, dict) else {}
+    def _warden_facts(self) -> dict[str, Any]:
+        """Return what the warden published of itself; empty before that."""
+        facts = _read_json(str(self.directory / WARDEN))
+        return facts if isinstance(facts, dict) else {}
 
     def _warden(self) -> int | None:
         """Return the warden's pid, if it is alive."""
-        told = self._told()
-        same_boot = bool(told) and told["boot"] == boot()
-        return told["pid"] if same_boot and start_of(told["pid"]) == told["start"] else None
+        facts = self._warden_facts()
+        same_boot = bool(facts) and facts["boot"] == boot()
+        return facts["pid"] if same_boot and start_of(facts["pid"]) == facts["start"] else None
 
     @property
-    def is_tended(self) -> bool:
+    def is_supervised(self) -> bool:
         """True while the warden is alive: replicas may still run."""
         return self._warden() is not None
 
     @property
-    def is_forsaken(self) -> bool:
+    def is_abandoned(self) -> bool:
         """True if replicas may run without supervision: both the warden and the gang's owner were killed."""
         if os.path.lexists(self.directory / OVER):
             return False
-        told = self._told()
-        if not told.get("owner") or told["boot"] != boot() or told["processes"] != process_namespace():
+        facts = self._warden_facts()
+        if not facts.get("owner") or facts["boot"] != boot() or facts["processes"] != process_namespace():
             return False
-        pid, start = told["owner"]
-        return start_of(pid) != start and not self.is_tended
+        pid, start = facts["owner"]
+        return start_of(pid) != start and not self.is_supervised
 
     # ---- ending --------------------------------------------------------------------------------------------------
 
-    def end_forsaken(self, grace: float) -> None:
-        for rank in range(self._told()["replicas"]):
+    def end_abandoned(self, grace: float) -> None:
+        for rank in range(self._warden_facts()["replicas"]):
             self.cancel(rank, grace)
         files.write(str(self.directory / OVER), b"")
 
@@ -224,7 +225,7 @@ class Gang:
         """
         warden = self._warden()
         if warden is not None:
-            watched = [_watch_file(stack, self.directory / NEWS), _watch_process(stack, warden)]
+            watched = [_watch_file(stack, self.directory / CHANGES), _watch_process(stack, warden)]
         else:
             records = [r for r in map(self._readable_record, ranks) if r is not None and r.exit is None]
             watched = [_watch_process(stack, pid) for pid in map(_living, records) if pid is not None]
@@ -233,8 +234,8 @@ class Gang:
     def wait_until_over(self, size: int, deadline: float) -> bool:
         """Return True once all replicas and the warden have ended; False if the deadline passes first."""
         while True:
-            with told_of_changes({self: list(range(size))}) as bell:
-                if not self.is_tended and all(self.state(rank).status in ENDED for rank in range(size)):
+            with watch_changes({self: list(range(size))}) as bell:
+                if not self.is_supervised and all(self.state(rank).status in ENDED for rank in range(size)):
                     return True
                 left = deadline - time.monotonic()
                 if left <= 0:
@@ -243,7 +244,7 @@ class Gang:
 
 
 @contextmanager
-def told_of_changes(wanted: dict[Gang, list[int]]) -> Iterator["Bell"]:
+def watch_changes(wanted: dict[Gang, list[int]]) -> Iterator["Bell"]:
     """Yield a bell that rings at any change since it was made."""
     with ExitStack() as stack:
         found = [gang.waitables(stack, ranks) for gang, ranks in wanted.items()]
@@ -255,7 +256,7 @@ class Bell:
         self._poll = select.poll()
         for fd in descriptors:
             self._poll.register(fd, select.POLLIN)
-        self._longest = LONGEST_WAIT_SECONDS if complete else LOOK_AGAIN_SECONDS
+        self._longest = LONGEST_WAIT_SECONDS if complete else POLL_SECONDS
 
     def wait(self, seconds: float) -> None:
         """Return when the bell rings, when the time is up, or when the caller should read the states itself."""
@@ -331,6 +332,6 @@ def _watch_file(stack: ExitStack, path: Path) -> int | None:
 def _read_json(path: str) -> Any:
     """Return the file's content; None if it is missing or incomplete."""
     try:
-        return json.loads(files.read(path, TOLD_BYTES_MAX))
+        return json.loads(files.read(path, WARDEN_BYTES_MAX))
     except (OSError, ValueError, RecursionError):
         return None

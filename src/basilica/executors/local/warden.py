@@ -17,7 +17,7 @@ from pathlib import Path
 from basilica.core import environment as env
 from basilica.core.ends import START_ERROR
 from basilica.core.errors import BasilicaError, RuntimeUnavailable
-from basilica.executors.local.gang import NEWS, OVER, TIME_IS_UP, TOLD, Gang, Task, process_namespace
+from basilica.executors.local.gang import CHANGES, OVER, TIME_IS_UP, WARDEN, Gang, Task, process_namespace
 from basilica.machine import files
 from basilica.machine.clocks import SteadyClock
 from basilica.machine.descriptors import raise_descriptor_limit
@@ -52,13 +52,13 @@ class Warden:
         descriptors = raise_descriptor_limit()
         self.layout.checkpoints(self.task["job"]).mkdir(mode=0o700, parents=True)
         self.layout.results(self.task["job"]).mkdir(mode=0o700)
-        self._introduce()
-        wakeups = Wakeups(self.layout.wake, lambda _: self._tell_news(), self._tell_news)
+        self._publish_facts()
+        wakeups = Wakeups(self.layout.wake, lambda _: self._notify(), self._notify)
         supervisors = await self._launch(descriptors)
         owner = self._watch_owner()
         deadline = asyncio.get_running_loop().call_later(self.task["timeout"], self._time_is_up)
         _answer({"launched": True})
-        await asyncio.gather(*(self._see_to_its_end(rank, pid) for rank, pid in enumerate(supervisors)))
+        await asyncio.gather(*(self._record_end(rank, pid) for rank, pid in enumerate(supervisors)))
         with suppress(OSError):  # a full disk: the records show later readers that all have ended
             files.write(str(self.directory / OVER), b"")
         deadline.cancel()
@@ -66,7 +66,8 @@ class Warden:
         if owner is not None:
             owner.close()
 
-    def _introduce(self) -> None:
+    def _publish_facts(self) -> None:
+        """Write the file by which other processes find the warden and its owner."""
         me = {
             "pid": os.getpid(),
             "start": start_of(os.getpid()),
@@ -76,8 +77,8 @@ class Warden:
             "owner": self.task["owner"],
             "replicas": self.task["replicas"],
         }
-        files.write(str(self.directory / NEWS), b"")
-        files.write(str(self.directory / TOLD), json.dumps(me).encode())
+        files.write(str(self.directory / CHANGES), b"")
+        files.write(str(self.directory / WARDEN), json.dumps(me).encode())
 
     # ---- starting ------------------------------------------------------------------------------------------------
 
@@ -142,7 +143,7 @@ class Warden:
 
     # ---- ending --------------------------------------------------------------------------------------------------
 
-    async def _see_to_its_end(self, rank: int, supervisor: int) -> None:
+    async def _record_end(self, rank: int, supervisor: int) -> None:
         """Return once the replica's record has its end: written by the supervisor, or by us if that was killed."""
         await _gone(supervisor, None)
         key = Key(self.task["job"], rank, 0)
@@ -159,7 +160,7 @@ class Warden:
                 await _gone(record.running.pid, record.running.start)
             exit = await bury_orphan(self.layout, key, record.claim, self.pool, self.clock)
             await self.pool.run(append_exit, path, exit, record)
-        self._tell_news()
+        self._notify()
 
     def _watch_owner(self) -> Watch | None:
         if self.task["owner"] is None:
@@ -183,9 +184,13 @@ class Warden:
         for rank in range(self.task["replicas"]):
             self.gang.cancel(rank, grace)
 
-    def _tell_news(self) -> None:
-        with suppress(OSError), files.appending(str(self.directory / NEWS)) as news:  # full disk: our exit is noticed
-            os.write(news, b".")
+    def _notify(self) -> None:
+        """Notify the readers of the gang's state: they watch this file."""
+        with (
+            suppress(OSError),
+            files.appending(str(self.directory / CHANGES)) as file,
+        ):  # full disk: our exit is noticed
+            os.write(file, b".")
 
 
 async def _gone(pid: int, start: int | None) -> None:

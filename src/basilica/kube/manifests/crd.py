@@ -7,14 +7,16 @@ whose rules could cost too much. The rules are CEL; `oldSelf` makes one hold for
 
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING
-from typing import Any
+from typing import Any, get_type_hints
 
 from basilica.core.names import NAME_MAX, NAME_PATTERN
 from basilica.core.phase import Phase
 from basilica.core.spec import ARG_BYTES_MAX, DeploymentSpec, Range
+from basilica.core.world import WorldStatus
 from basilica.kube.manifests.userdeployment import GROUP, KIND, OPTIONS, PLURAL, RANKS_MAX, VERSION
 from basilica.wire.forms import Choice, Flag, Number, Quantity, Text, Texts, Variables, Whole
 from basilica.wire.spec import AUTO, GROUPS, NOTHING_TO_RUN, PLACEMENTS, Option, default, form, tree
+from basilica.wire.views import camel
 
 Json = dict[str, Any]
 
@@ -186,9 +188,9 @@ def _status() -> Json:
         },
         required=["type", "status", "lastTransitionTime", "reason", "message"],
     )
-    counts = {name: {"type": "integer", "minimum": 0} for name in ("ready", "target", "min", "max")}
+    kinds = {int: {"type": "integer", "minimum": 0}, bool: {"type": "boolean"}}
+    counts = {camel(name): kinds[kind] for name, kind in get_type_hints(WorldStatus).items()}
     world = _object("`ready` counts ranks that are up and those that have exited 0.", counts)
-    world["properties"]["belowMinimum"] = {"type": "boolean"}
     culprit = _object(
         "The rank that failed first.",
         {

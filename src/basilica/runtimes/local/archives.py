@@ -24,7 +24,7 @@ SEND_AGAIN = "deploy the run again from its directory"
 
 
 class CannotUnpack(Exception):
-    """The run's directory cannot be unpacked; the text says why, and what to do."""
+    """The run's directory cannot be unpacked; the text has the reason and the remedy."""
 
 
 class Archives:

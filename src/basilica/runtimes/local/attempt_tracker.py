@@ -20,13 +20,13 @@ from basilica.runtimes.local.attempts import Attempt, OnDisk, ended_of, read_att
 from basilica.runtimes.local.background import Background
 from basilica.runtimes.local.changes import Changes
 from basilica.runtimes.local.gpu_queue import GpuLine
-from basilica.runtimes.local.orphans import bury_orphan, is_tended
+from basilica.runtimes.local.orphans import bury_orphan, is_alive
 from basilica.runtimes.local.records import NOBODY, Exit, Record, Running
 from basilica.runtimes.local.reports import Reports
 from basilica.runtimes.local.run_files import read_run
 from basilica.runtimes.local.table import Table
 from basilica.runtimes.local.unavailable import or_unavailable
-from basilica.runtimes.local.wakeups import Told
+from basilica.runtimes.local.wakeups import Wakeup
 
 log = logging.getLogger("basilica.runtime")
 
@@ -45,7 +45,7 @@ class Tracking:
     background: Background
     pool: Pool
     clock: SteadyClock
-    _looking: dict[Key, bool] = field(default_factory=dict)  # attempts being refreshed, and whether once more
+    _refreshing: dict[Key, bool] = field(default_factory=dict)  # attempts being refreshed, and whether once more
     _boot: str = field(default_factory=boot)
     _unclaimable: dict[Key, str] = field(default_factory=dict)  # attempts that could not even be claimed, and why
 
@@ -61,66 +61,68 @@ class Tracking:
                 if on_disk.record is not None and on_disk.ended is not None:
                     self._mark_ended(key, on_disk.record.running, on_disk.ended, on_disk)
                 else:
-                    self._take_in(key, on_disk)
+                    self._apply(key, on_disk)
             running = [key for key in found if key in known and known[key].sight is Sight.RUNNING]
             await self.reports.adopt(instance, running)
         return self.table.of(instance)
 
     # ---- triggers of a refresh ---------------------------------------------------------------------------------------
 
-    def told(self, told: Told) -> None:
+    def handle(self, wakeup: Wakeup) -> None:
         """Handle the message of a supervisor."""
-        if told.what == "failed":
-            self._unclaimable[told.key] = told.detail
-        elif told.what == "short":
-            self._cannot_start_yet(told)
-        elif told.key.instance in self.table:
-            self.look(told.key)
+        if wakeup.what == "failed":
+            self._unclaimable[wakeup.key] = wakeup.detail
+        elif wakeup.what == "short":
+            self._cannot_start_yet(wakeup)
+        elif wakeup.key.instance in self.table:
+            self.refresh_soon(wakeup.key)
         else:  # a supervisor of an earlier control plane that claimed its attempt after `start` had read the files
-            self.background.spawn(self._adopt(told.key.instance))
+            self.background.spawn(self._adopt(wakeup.key.instance))
 
-    def _cannot_start_yet(self, told: Told) -> None:
+    def _cannot_start_yet(self, wakeup: Wakeup) -> None:
         """Note that the supervisor retries the start, since the shortage may pass."""
-        attempt = self.table.find(told.key)
+        attempt = self.table.find(wakeup.key)
         if attempt is not None and attempt.sight is Sight.STARTING:
-            attempt.note = f"it cannot be started now, and is tried again: {told.detail[:NOTE_MAX]}"
-            self.changes.tell(told.key.instance)
+            attempt.note = f"it cannot be started now, and is tried again: {wakeup.detail[:NOTE_MAX]}"
+            self.changes.notify(wakeup.key.instance)
 
     async def _adopt(self, instance: str) -> None:
         if self.changes.is_open and await self.pool.run(self.layout.run(instance).exists):
             await self.attempts(instance)
-            self.changes.tell(instance)
+            self.changes.notify(instance)
 
-    def look_at_all(self) -> None:
+    def refresh_all(self) -> None:
+        """Schedule a refresh of every attempt that has not ended: wake-ups may have been lost."""
         for attempt in self.table.attempts():
             if attempt.sight in (Sight.STARTING, Sight.RUNNING):
-                self.look(attempt.key)
+                self.refresh_soon(attempt.key)
 
-    def look(self, key: Key) -> None:
+    def refresh_soon(self, key: Key) -> None:
         """Schedule a refresh of the attempt."""
-        if key in self._looking:
-            self._looking[key] = True
+        if key in self._refreshing:
+            self._refreshing[key] = True
         else:
-            self._looking[key] = False
-            self.background.spawn(self._keep_looking(key))
+            self._refreshing[key] = False
+            self.background.spawn(self._refresh_until_current(key))
 
-    async def _keep_looking(self, key: Key) -> None:
+    async def _refresh_until_current(self, key: Key) -> None:
+        """Refresh the attempt, and again for each event during a refresh."""
         try:
             while True:
-                self._looking[key] = False
-                await self.look_now(key)
-                if not self._looking[key]:
+                self._refreshing[key] = False
+                await self.refresh_now(key)
+                if not self._refreshing[key]:
                     return
         except Exception:
-            log.exception("cannot look at %s", key)
+            log.exception("cannot refresh %s", key)
         finally:
-            del self._looking[key]
+            del self._refreshing[key]
 
-    async def look_now(self, key: Key) -> OnDisk:
+    async def refresh_now(self, key: Key) -> OnDisk:
         """Read the attempt's files and apply them to the table."""
         on_disk = await self._read(key)
         if key.instance in self.table:
-            self._take_in(key, on_disk)
+            self._apply(key, on_disk)
         return on_disk
 
     async def _read(self, key: Key) -> OnDisk:
@@ -134,7 +136,7 @@ class Tracking:
         try:
             attempt.watch = Watch(pid, None, lambda: self._gone(key))
         except ProcessLookupError:
-            self.look(key)
+            self.refresh_soon(key)
 
     def _gone(self, key: Key) -> None:
         """Handle the end of a watched process: the supervisor, or an orphaned rank."""
@@ -143,11 +145,12 @@ class Tracking:
         if attempt.orphaned:
             self.background.spawn(self._bury(key))
         else:
-            self.look(key)
+            self.refresh_soon(key)
 
     # ---- records -----------------------------------------------------------------------------------------------------
 
-    def _take_in(self, key: Key, on_disk: OnDisk) -> None:
+    def _apply(self, key: Key, on_disk: OnDisk) -> None:
+        """Apply the attempt's files to its entry of the table; an ended attempt does not change."""
         known, record = self.table.of(key.instance).get(key), on_disk.record
         if known is not None and known.sight is Sight.ENDED:
             return
@@ -158,7 +161,7 @@ class Tracking:
         elif on_disk.ended is not None:
             self._end(key, record.running, on_disk.ended, on_disk)
         elif record.claim_lost:
-            self._take_in_damaged(key, record)
+            self._apply_damaged(key, record)
         else:
             self._claimed(key, record)
 
@@ -168,16 +171,16 @@ class Tracking:
         attempt = self.table.entry(key, Sight.UNKNOWN)
         if attempt.problem != problem:
             attempt.problem = problem
-            self.changes.tell(key.instance)
+            self.changes.notify(key.instance)
         if attempt.watch is None:
-            self.background.spawn(self._bury_if_forsaken(key))
+            self.background.spawn(self._bury_if_dead(key))
 
-    async def _bury_if_forsaken(self, key: Key) -> None:
+    async def _bury_if_dead(self, key: Key) -> None:
         attempt = self.table.find(key)
-        if not await self.pool.run(is_tended, self.layout, key) and self.table.find(key) is attempt:
+        if not await self.pool.run(is_alive, self.layout, key) and self.table.find(key) is attempt:
             await self._bury(key)
 
-    def _take_in_damaged(self, key: Key, record: Record) -> None:
+    def _apply_damaged(self, key: Key, record: Record) -> None:
         """Handle a record with an unreadable claim: the process that locks the rank has it; without one, it ended."""
         log.warning("the record of %s is damaged: %s", key, record.damage)
         self.table.entry(key, Sight.STARTING)
@@ -197,13 +200,13 @@ class Tracking:
             return
         # The supervisor ended before claiming: it could not write, or another attempt of the rank is alive.
         self.forget(key)
-        self.background.spawn(self._look_at_others(key))
+        self.background.spawn(self._refresh_others(key))
 
-    async def _look_at_others(self, key: Key) -> None:
+    async def _refresh_others(self, key: Key) -> None:
         with suppress(OSError):
             for attempt in await self.pool.run(self.layout.attempts, key.instance, key.rank):
-                self.look(Key(key.instance, key.rank, attempt))
-        self.changes.tell(key.instance)
+                self.refresh_soon(Key(key.instance, key.rank, attempt))
+        self.changes.notify(key.instance)
 
     def _claimed(self, key: Key, record: Record) -> None:
         attempt = self.table.entry(key, Sight.STARTING)
@@ -212,7 +215,7 @@ class Tracking:
             attempt.sight, attempt.started_at, attempt.note = Sight.RUNNING, record.running.started_at, ""
         claim, attempt.claim = record.claim, record.claim
         attempt.gpus = claim.gpus
-        self.line.hold(key, claim.gpus)
+        self.line.assign(key, claim.gpus)
         if not attempt.orphaned and (attempt.watch is None or attempt.watch.pid != claim.pid):
             attempt.unwatch()
             try:
@@ -220,7 +223,7 @@ class Tracking:
             except ProcessLookupError:
                 self.background.spawn(self._without_supervisor(attempt))
         if attempt.sight is not before:
-            self.changes.tell(key.instance)
+            self.changes.notify(key.instance)
 
     async def _without_supervisor(self, attempt: Attempt) -> None:
         """Handle a missing supervisor: it was killed, or has just ended and the record now has the end."""
@@ -230,7 +233,7 @@ class Tracking:
             return
         record = on_disk.record
         if record is None or on_disk.ended is not None or record.claim_lost:
-            self._take_in(key, on_disk)
+            self._apply(key, on_disk)
             return
         attempt.orphaned = True
         if record.running is not None:
@@ -247,7 +250,7 @@ class Tracking:
         """End the leftovers of an attempt whose supervisor and rank are gone, and record that its end is unknown."""
         known, on_disk = self.table.find(key), await self._read(key)
         if on_disk.ended is not None:  # the supervisor recorded the end itself
-            self._take_in(key, on_disk)
+            self._apply(key, on_disk)
             return
         claim = known.claim if known is not None and known.claim is not None else NOBODY
         record = on_disk.record or Record(claim=claim)
@@ -267,7 +270,7 @@ class Tracking:
         if key.instance in self.table:  # else the run was removed meanwhile
             self._mark_ended(key, running, ended, on_disk)
             self.line.free(key)
-            self.changes.tell(key.instance)
+            self.changes.notify(key.instance)
 
     def _mark_ended(self, key: Key, running: Running | None, ended: Ended, on_disk: OnDisk) -> None:
         self.reports.forget(key)

@@ -45,7 +45,7 @@ RESULT_BYTES_MAX = 1 << 20
 WANTED = INHERITED | {"PYTHONPATH"}  # the probe is Basilica's own code, found on the same path
 HOME = env.BENCH_DIR  # the mark of processes whose supervisor was killed
 RUNNING = SeenBench(phase=BenchPhase.RUNNING, message="two processes measure the link between them")
-CANNOT_TELL = SeenBench(phase=BenchPhase.PENDING)
+UNCERTAIN = SeenBench(phase=BenchPhase.PENDING)
 
 
 @dataclass(slots=True)
@@ -113,7 +113,7 @@ class Benches:
         except UnusableFile as error:
             return _failed(f"its files cannot be used: {error}")
         except OSError:
-            return CANNOT_TELL
+            return UNCERTAIN
         except ValueError as error:
             return _failed(str(error))
 
@@ -136,18 +136,18 @@ class Benches:
         assert exit is not None
         if self._has(instance, "result.json"):
             found = parse(files.read(self._file(instance, "result.json"), RESULT_BYTES_MAX).decode())
-            told = f"measured between {found.probe_node_a} and {found.probe_node_b}"
+            where = f"between {found.probe_node_a} and {found.probe_node_b}"
             if found.probe_node_a == found.probe_node_b:
-                told = f"measured over the loopback of {found.probe_node_a}: no network is between ranks of one machine"
-            return SeenBench(phase=BenchPhase.SUCCEEDED, message=told, result=found)
+                where = f"over the loopback of {found.probe_node_a}: no network is between ranks of one machine"
+            return SeenBench(phase=BenchPhase.SUCCEEDED, message=f"measured {where}", result=found)
         if exit.stopped:
             return SeenBench(phase=BenchPhase.SKIPPED, message="the probe was taken down before it was done")
         if exit.start_error is not None:
             return _failed(exit.start_error)
-        said = read_tail(self._file(instance, "1.log"), 1, ended=True, at_most=1 << 14).lines
+        lines = read_tail(self._file(instance, "1.log"), 1, ended=True, at_most=1 << 14).lines
         if exit.exit_code is None:
             return _failed("the probe was lost: its supervisor was killed, or the machine restarted")
-        return _failed(said[-1] if said else f"the probe ended with {exit.signal or f'exit code {exit.exit_code}'}")
+        return _failed(lines[-1] if lines else f"the probe ended with {exit.signal or f'exit code {exit.exit_code}'}")
 
     def _watch(self, instance: str, pid: int, start: int | None) -> bool:
         """Watch this supervisor for its end; return False if it has ended."""
@@ -254,7 +254,7 @@ class Benches:
         directory = str(self._layout.bench(instance))
         groups = self._groups(instance)
         result = self._file(instance, "result.json")
-        told = [{"node": end.name, "address": end.address, "enter": end.enter} for end in ends]
+        nodes = [{"node": end.name, "address": end.address, "enter": end.enter} for end in ends]
         task = RankTask(
             instance=instance,
             rank=0,
@@ -269,7 +269,7 @@ class Benches:
             freezer=groups.freezer,
         )
         return StartRequest(
-            argv=[self._python, "-P", "-m", "basilica.bench.pair", "--out", result, "--ends", json.dumps(told)],
+            argv=[self._python, "-P", "-m", "basilica.bench.pair", "--out", result, "--ends", json.dumps(nodes)],
             env={**{name: value for name, value in os.environ.items() if name in WANTED}, HOME: directory},
             cwd=directory,
             grace=0.0,

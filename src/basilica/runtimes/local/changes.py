@@ -14,17 +14,18 @@ class Readers:
     @contextmanager
     def reading(self, instance: str) -> Iterator[asyncio.Event]:
         """Yield an event that is set at each change, and cleared by its reader."""
-        news = asyncio.Event()
+        changed = asyncio.Event()
         events = self._events.setdefault(instance, set())
-        events.add(news)
+        events.add(changed)
         try:
-            yield news
+            yield changed
         finally:
-            events.discard(news)
+            events.discard(changed)
             if not events:
                 self._events.pop(instance, None)
 
-    def tell(self, instance: str) -> None:
+    def notify(self, instance: str) -> None:
+        """Wake the readers of the run."""
         for event in self._events.get(instance, ()):
             event.set()
 
@@ -47,8 +48,9 @@ class Changes:
     def close(self) -> None:
         self._wake = None
 
-    def tell(self, instance: str) -> None:
-        self.readers.tell(instance)
+    def notify(self, instance: str) -> None:
+        """Wake the readers of the run, and the controller."""
+        self.readers.notify(instance)
         self.wake(instance)
 
     def wake(self, instance: str) -> None:

@@ -63,7 +63,7 @@ class Launching:
             return
         for key in fresh:
             attempts[key] = Attempt(key=key, sight=Sight.QUEUED, note="waiting for GPUs")
-        self.line.join(run, fresh)
+        self.line.enqueue(run, fresh)
         await self._serve(run.instance)
 
     def _serve_soon(self) -> None:
@@ -82,7 +82,7 @@ class Launching:
             attempt = self.table.of(key.instance)[key]
             if attempt.note != note:
                 attempt.note = note
-                self.changes.tell(key.instance)
+                self.changes.notify(key.instance)
         for turn in turns:
             if turn.run.instance != instance:
                 self.background.spawn(self._start(turn.run, turn.granted))
@@ -123,7 +123,7 @@ class Launching:
             self._pauses[key] = pause
             attempts[key] = Attempt(key=key, sight=Sight.QUEUED, note=note, gpus=uuids)
         log.warning("cannot start %d ranks of %s, again in %.1f s: %s", len(keys), run.instance, pause, problem)
-        self.changes.tell(run.instance)
+        self.changes.notify(run.instance)
         waiting = {key: attempts[key] for key in keys}
         asyncio.get_running_loop().call_later(pause, self._try_again, run, dict(granted), waiting)
 

@@ -17,7 +17,7 @@ from basilica.runtimes.local.records import Exit, Record, append_exit, bury, wri
 from basilica.runtimes.local.run_files import read_records
 
 GRACE_S = 5.0
-LOOK_AGAIN_S = 0.02
+POLL_S = 0.02
 
 
 async def end_run(layout: Layout, instance: str, grace: float = GRACE_S) -> int:
@@ -28,10 +28,10 @@ async def end_run(layout: Layout, instance: str, grace: float = GRACE_S) -> int:
     while supervisors := _ask_to_stop(layout, instance, grace):
         if time.monotonic() > deadline + 1:
             kill(supervisors)
-        await asyncio.sleep(LOOK_AGAIN_S)
+        await asyncio.sleep(POLL_S)
     while left := with_environment(marks):
         kill(left)
-        await asyncio.sleep(LOOK_AGAIN_S)
+        await asyncio.sleep(POLL_S)
     _record_ends(layout, instance)
     return before
 

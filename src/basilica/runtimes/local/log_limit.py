@@ -11,7 +11,7 @@ import time
 FALLOC_FL_KEEP_SIZE = 1
 FALLOC_FL_PUNCH_HOLE = 2
 BLOCK = 4096
-LOOK_AT_LOG_EVERY_S = 1.0
+CHECK_EVERY_S = 1.0
 NEVER = float("inf")
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -28,21 +28,23 @@ class LogLimit:
         self.log = log
         self.limit = limit
         self.freed = 0
-        self.look_at = NEVER
-        self.looked_at = 0.0
+        self.check_at = NEVER
+        self.checked_at = 0.0
         self.directory = directory
 
     def arm(self) -> None:
         try:
             fcntl.fcntl(self.directory, fcntl.F_NOTIFY, fcntl.DN_MODIFY)
         except (OSError, AttributeError):
-            self.look_at = time.monotonic() + 30 * LOOK_AT_LOG_EVERY_S
+            self.check_at = time.monotonic() + 30 * CHECK_EVERY_S
 
     def output_came(self) -> None:
-        self.look_at = max(time.monotonic(), self.looked_at + LOOK_AT_LOG_EVERY_S)
+        """Schedule a check after a write, at most one in `CHECK_EVERY_S`."""
+        self.check_at = max(time.monotonic(), self.checked_at + CHECK_EVERY_S)
 
     def trim(self) -> None:
-        self.looked_at, self.look_at = time.monotonic(), NEVER
+        """Free the old part of a log that has outgrown its limit."""
+        self.checked_at, self.check_at = time.monotonic(), NEVER
         self.arm()  # before the size is read: later writes are then signalled
         size = os.fstat(self.log).st_size
         if size < self.freed:

@@ -19,7 +19,7 @@ LINE_MAX = 1 << 20
 BATCH = 1 << 16
 BLOCK = 1 << 16
 LINES_ALL = 1 << 62
-LOOKED_BACK_MAX = 1 << 30  # a log is longer only if its program made it so
+READ_BACK_MAX = 1 << 30  # a log is longer only if its program made it so
 OFFSET_MAX = (1 << 63) - 1
 
 
@@ -113,7 +113,7 @@ def find_tail(log: str, lines: int, *, ended: bool) -> Tail:
         if fd is None:
             return Tail(0, 0)
         size = os.fstat(fd).st_size
-        first = max(_past_hole(fd, 0, size), size - LOOKED_BACK_MAX)
+        first = max(_past_hole(fd, 0, size), size - READ_BACK_MAX)
         position, found = size, 0
         end = size if ended else None  # else behind the last newline, once it is found
         while position > first:

@@ -49,7 +49,7 @@ def kill_leftovers(layout: Layout, key: Key, claim: Claim) -> bool:
     return left or bool(strays)
 
 
-def is_tended(layout: Layout, key: Key) -> bool:
+def is_alive(layout: Layout, key: Key) -> bool:
     """Return True while an attempt without a record has a supervisor, which locks the rank, or other processes."""
     held = supervisor_of(str(layout.rank(key.instance, key.rank))) is not None
     return held or bool(_with_environment_of(layout, key))

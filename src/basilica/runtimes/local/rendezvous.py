@@ -52,35 +52,35 @@ class _Open:
     def __init__(self, endpoint: str, changed: Callable[[], None]) -> None:
         self.endpoint, self._changed = endpoint, changed
         self.keys = KeysClient(endpoint)
-        self.says: Announcement | None = None
+        self.published: Announcement | None = None
         self.fault: str | None = None
         self._driver: asyncio.Task[None] | None = None
-        self._mirror = KeysMirror(endpoint, ROOT, self._take_in)
+        self._mirror = KeysMirror(endpoint, ROOT, self._compare_soon)
         self._follower: asyncio.Task[None] | None = None
         self._check: asyncio.TimerHandle | None = None
 
     async def announce(self, wanted: Announcement) -> None:
-        says, self.says = self.says, None  # unknown if this fails half-way
-        await announce(self.keys, says, wanted)
-        self.says = wanted
+        before, self.published = self.published, None  # unknown if this fails half-way
+        await announce(self.keys, before, wanted)
+        self.published = wanted
         if self._follower is None:
-            self._follower = asyncio.create_task(self._mirror.run(), name=f"said-{self.endpoint}")
+            self._follower = asyncio.create_task(self._mirror.run(), name=f"announced-{self.endpoint}")
 
     def drive(self, instance: str) -> None:
         if self._driver is None:
             self._driver = asyncio.create_task(Driver(self.endpoint, instance).run(), name=f"driver-{instance}")
 
-    def _take_in(self, key: str | None) -> None:
+    def _compare_soon(self, key: str | None) -> None:
         """Compare a little later: our own keys arrive one by one, and a foreign writer may go on changing them."""
         if self._check is None and (key is None or changes_announcement(key)):
             self._check = asyncio.get_running_loop().call_later(HEAL_AFTER_S, self._compare)
 
     def _compare(self) -> None:
         self._check = None
-        if self._mirror.fresh and self.says is not None:
-            found, wanted = announced(self._mirror.values), self.says
+        if self._mirror.fresh and self.published is not None:
+            found, wanted = announced(self._mirror.values), self.published
             if (found.world, set(found.released)) != (wanted.world, set(wanted.released)):
-                self.says = None
+                self.published = None
                 self._changed()
 
     async def close(self) -> None:
@@ -146,7 +146,7 @@ class LocalRendezvous:
 
     def seen(self, instance: str) -> SeenRendezvous | None:
         run = self._open.get(instance)
-        return None if run is None else SeenRendezvous(endpoint=run.endpoint, says=run.says)
+        return None if run is None else SeenRendezvous(endpoint=run.endpoint, says=run.published)
 
     def warnings(self, instance: str) -> tuple[tuple[str, str], ...]:
         """Return the warnings about the run's keyspace, as (reason, message)."""
@@ -209,7 +209,7 @@ class LocalRendezvous:
         while True:
             held = RendezvousControl(self._data_dir)
             try:
-                await self._take_stock(held)
+                await self._reconcile_keyspaces(held)
                 self._serving.set()
                 back_off = FIRST_BACK_OFF_S
                 await held.hold()
@@ -226,7 +226,7 @@ class LocalRendezvous:
                 await asyncio.sleep(back_off)
                 back_off = min(back_off * 2, LONGEST_BACK_OFF_S)
 
-    async def _take_stock(self, service: RendezvousControl) -> None:
+    async def _reconcile_keyspaces(self, service: RendezvousControl) -> None:
         """Close the keyspaces of removed runs, and wake all others: a run whose keyspace was lost opens another."""
         for uid in self._users:  # an earlier server may have started the service for other users
             await service.allow(uid)
@@ -246,7 +246,7 @@ class LocalRendezvous:
         if run is None:
             run = self._open[instance] = _Open(f"{self._host}:{about['port']}", lambda: self._wake(instance))
         if about["fault"] is not None:
-            run.fault, run.says = about["fault"], None
+            run.fault, run.published = about["fault"], None
             self._wake(instance)
         return run
 
@@ -266,6 +266,6 @@ class LocalRendezvous:
                 start_new_session=True,  # a Ctrl-C at the server's terminal is not for it
             )
         assert started.stdout is not None
-        with started, started.stdout as said:
-            if not said.readline():
+        with started, started.stdout as output:
+            if not output.readline():
                 raise RuntimeUnavailable(f"it ended at once; see {self._complaints}")

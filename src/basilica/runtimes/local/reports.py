@@ -77,7 +77,7 @@ class Reports:
     def rung(self, key: Key, pid: int) -> None:
         """Handle the ring of a process that has begun to report, or whose usual step time is known."""
         self.spawn(self._watch(report_file(self.layout, key, pid), adopted=False))
-        self._readers.tell(key.instance)
+        self._readers.notify(key.instance)
 
     async def adopt(self, instance: str, running: Iterable[Key]) -> None:
         """Watch processes that began to report under an earlier control plane, and publish stalls before this returns:

@@ -53,7 +53,7 @@ from basilica.runtimes.local.start_requests import Starting
 from basilica.runtimes.local.stops import Stopping
 from basilica.runtimes.local.table import Table
 from basilica.runtimes.local.unavailable import or_unavailable
-from basilica.runtimes.local.wakeups import Told, Wakeups
+from basilica.runtimes.local.wakeups import Wakeup, Wakeups
 from basilica.runtimes.local.workdirs import Unpacking
 
 LOG_LIMIT_BYTES = 64 << 20
@@ -184,7 +184,7 @@ class LocalRuntime:
             python=self._python,
             start=self._fork_server.start_ranks,
             groups=lambda instance: self._starting.groups(f"{instance}-bench", memory_bytes=None, cpu=CORES),
-            changed=self._changes.tell,
+            changed=self._changes.notify,
             clock=self._clock,
             pool=self._own_work,
         )
@@ -259,7 +259,7 @@ class LocalRuntime:
 
     async def observe(self, run: Run) -> Sighting:
         attempts = shown((await self._attempts(run)).values())
-        self._table.looked_at(run.instance)
+        self._table.mark_observed(run.instance)
         return Sighting(
             ranks=tuple(attempt.seen(self._hosts.of_rank(attempt.key.rank).name) for attempt in attempts),
             bench=None if run.spec.bench is None else await self._benches.seen(run.instance),
@@ -278,23 +278,23 @@ class LocalRuntime:
             raise RuntimeUnavailable("the local runtime is not running")
         return await self._tracking.attempts(run.instance)
 
-    def _told(self, told: Told) -> None:
+    def _told(self, told: Wakeup) -> None:
         """Handle a message that a supervisor or a rank wrote to the wake pipe."""
         pid = number_of(told.detail) if told.what == "reporting" and told.key.instance in self._table else None
         if pid is not None:
             self._reports.rung(told.key, pid)
         elif told.what != "reporting":
-            self._tracking.told(told)
+            self._tracking.handle(told)
 
     def _told_too_much(self) -> None:
         """Read every live attempt again, since messages may have been lost."""
-        self._tracking.look_at_all()
+        self._tracking.refresh_all()
 
     def _stalled(self, key: Key, stalled: Stalled | None) -> None:
         attempt = self._table.find(key)
         if attempt is not None and attempt.stalled != stalled:
             attempt.stalled = stalled
-            self._changes.tell(key.instance)
+            self._changes.notify(key.instance)
 
     # ---------------------------------------------------------------------------------------- launch, stop and remove
 

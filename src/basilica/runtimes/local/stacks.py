@@ -19,7 +19,7 @@ from basilica.reports.writer import stack_signal
 
 PY_SPY_SECONDS = 5.0
 ANSWER_SECONDS = 2.0  # for a fault handler
-LOOK_AGAIN_S = 0.01
+POLL_S = 0.01
 DUMP_BYTES_MAX = 1 << 18
 WHERE_LENGTH_MAX = 200
 
@@ -136,7 +136,7 @@ def _grown(path: str, before: int) -> str:
     deadline = time.monotonic() + ANSWER_SECONDS
     size = before
     while time.monotonic() < deadline:
-        time.sleep(LOOK_AGAIN_S)
+        time.sleep(POLL_S)
         try:
             now = _size(path)
         except OSError:

@@ -51,23 +51,23 @@ class Stopping:
         attempt = self.table.find(key)
         if attempt is not None and attempt.sight is Sight.ENDED:
             return
-        self.line.leave(key)
+        self.line.withdraw(key)
         never_started = Exit(exit_code=None, reason=CANCELLED, finished_at=self.clock.now(), stopped=True)
-        asking = signal.SIGTERM
+        request = signal.SIGTERM
         try:
-            if await self.pool.run(self._ask, key, grace_seconds, never_started):
+            if await self.pool.run(self._request_stop, key, grace_seconds, never_started):
                 self.tracking.end_unstarted(key, never_started)
                 return
         except OSError:
             if attempt is None or attempt.watch is None or attempt.orphaned:
                 raise
-            asking = signal.SIGUSR1  # no room for the stop file: the run's own grace applies
-        await self.tracking.look_now(key)
+            request = signal.SIGUSR1  # no room for the stop file: the run's own grace applies
+        await self.tracking.refresh_now(key)
         attempt = self.table.find(key)
         if attempt is None or attempt.sight is Sight.ENDED:
             return
         if attempt.watch is not None:
-            attempt.watch.signal(asking)
+            attempt.watch.signal(request)
             attempt.watch.signal(signal.SIGCONT)  # a suspended supervisor would not receive the first
         elif attempt.sight is Sight.UNKNOWN:  # without a usable record, only its processes are known
             await self.pool.run(terminate_strays, self.layout, key)
@@ -76,36 +76,36 @@ class Stopping:
         due = time.monotonic() + grace_seconds + (0.0 if attempt.orphaned else OVERDUE_S)
         if due < self._due.get(key, float("inf")):
             self._due[key] = due
-            self.background.spawn(self._insist(key, due))
+            self.background.spawn(self._kill_when_due(key, due))
 
-    def _ask(self, key: Key, grace_seconds: float, never_started: Exit) -> bool:
+    def _request_stop(self, key: Key, grace_seconds: float, never_started: Exit) -> bool:
         """Write the stop request. Return True if it came in time to keep the attempt from ever starting."""
         self.reserve.spend(partial(write_stop, self.layout.stop(key), grace_seconds))
         return self.reserve.spend(partial(bury, self.layout.record(key), never_started))
 
-    async def _insist(self, key: Key, due: float) -> None:
+    async def _kill_when_due(self, key: Key, due: float) -> None:
         """Kill an attempt that has not ended when its stop is due, repeatedly until it has."""
         try:
             await asyncio.sleep(due - time.monotonic())
             pause = TRY_AGAIN_S
-            while (attempt := self._left(key)) is not None and self._due.get(key) == due:
+            while (attempt := self._unended(key)) is not None and self._due.get(key) == due:
                 if not attempt.orphaned:
                     log.warning("%s should have ended by now; killing what it started", key)
                 if attempt.watch is not None:
                     attempt.watch.signal(signal.SIGCONT)
                 claim = attempt.claim or NOBODY
                 left = await self.pool.run(kill_leftovers, self.layout, key, claim)
-                self.tracking.look(key)  # without a usable record, no other event reveals its end
+                self.tracking.refresh_soon(key)  # without a usable record, no other event reveals its end
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, TRY_AGAIN_AT_MOST_S)
-                attempt = self._left(key)
+                attempt = self._unended(key)
                 if attempt is not None and not left:
                     self._kill_supervisor(attempt, overdue=time.monotonic() - due)
         finally:
             if self._due.get(key) == due:
                 del self._due[key]
 
-    def _left(self, key: Key) -> Attempt | None:
+    def _unended(self, key: Key) -> Attempt | None:
         """Return the attempt, if it has not ended."""
         attempt = self.table.find(key)
         return None if attempt is None or attempt.sight is Sight.ENDED else attempt

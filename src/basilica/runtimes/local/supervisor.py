@@ -354,13 +354,13 @@ class Supervisor:
     def sleep(self, *, rank_runs: bool) -> None:
         """Sleep until a child ends, a stop is requested, output is written, or a timer is due; then handle it."""
         assert self.log is not None
-        until = min(self.kill_at, self.log.look_at)
+        until = min(self.kill_at, self.log.check_at)
         arrived = self.wakeup.wait(until)
         if rank_runs or self.asked_to_stop:
             self.stop_if_asked(arrived)
         if signal.SIGIO in arrived:
             self.log.output_came()
-        if time.monotonic() >= self.log.look_at:
+        if time.monotonic() >= self.log.check_at:
             self.log.trim()
 
     def stop_if_asked(self, arrived: bytes) -> None:

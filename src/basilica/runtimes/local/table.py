@@ -56,7 +56,7 @@ class Table:
 
     # ---- eviction --------------------------------------------------------------------------------------------------
 
-    def looked_at(self, instance: str) -> None:
+    def mark_observed(self, instance: str) -> None:
         """Mark the run as just observed; if it has ended, it becomes the last ended run to be evicted."""
         if self._runs[instance] and self._has_ended(instance):
             self._keep_ended(instance)

@@ -55,7 +55,7 @@ class StartRequest(TypedDict):
 
 
 class StartReply(TypedDict):
-    """The pids of the started supervisors in the order of the ranks; `error` says why the rest was not started."""
+    """The pids of the started supervisors in the order of the ranks; `error` is why the rest was not."""
 
     pids: list[int]
     error: str | None

@@ -21,7 +21,7 @@ FULL = 60 * 1024  # of the kernel's 64 KiB: lines may have been lost
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Wakeup:
     """A line. `what`: "started", "ended", "failed" (to claim) or "short" (of resources) with a reason; "reporting"."""
 
     key: Key
@@ -33,15 +33,15 @@ class Wakeups:
     def __init__(
         self,
         path: Path,
-        told: Callable[[Told], None],
-        lost: Callable[[], None],
-        made: Callable[[Path], None] = lambda _: None,
+        on_wakeup: Callable[[Wakeup], None],
+        on_loss: Callable[[], None],
+        on_made: Callable[[Path], None] = lambda _: None,
     ) -> None:
-        """`made` is called with the path whenever the FIFO was made, before it is read."""
+        """`on_made` is called with the path whenever the FIFO was made, before it is read."""
         self._path = path
-        self._made = made
-        self._told = told
-        self._lost = lost
+        self._on_made = on_made
+        self._on_wakeup = on_wakeup
+        self._on_loss = on_loss
         self._loop = asyncio.get_running_loop()
         self._fd = -1
         self.renew()
@@ -55,7 +55,7 @@ class Wakeups:
             self.close()
         files.put_aside(str(self._path))
         os.mkfifo(self._path, 0o600)
-        self._made(self._path)
+        self._on_made(self._path)
         # Opened for both: our own writer keeps the end of the last supervisor from being an end of file.
         self._fd = os.open(self._path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._loop.add_reader(self._fd, self._read)
@@ -66,18 +66,18 @@ class Wakeups:
         except BlockingIOError:
             return
         for line in dict.fromkeys(data.decode(errors="replace").split("\n")):
-            told = parse(line)
-            if told is not None:
-                self._tell(told)
+            wakeup = parse(line)
+            if wakeup is not None:
+                self._deliver(wakeup)
         if len(data) >= FULL:
-            self._lost()
+            self._on_loss()
 
-    def _tell(self, told: Told) -> None:
+    def _deliver(self, wakeup: Wakeup) -> None:
         """Handle one line. Any rank can write here: a line that cannot be handled must not lose the others."""
         try:
-            self._told(told)
+            self._on_wakeup(wakeup)
         except Exception:
-            log.exception("cannot act on the wake-up %r of %s", told.what, told.key)
+            log.exception("cannot act on the wake-up %r of %s", wakeup.what, wakeup.key)
 
     def close(self) -> None:
         self._loop.remove_reader(self._fd)
@@ -85,11 +85,11 @@ class Wakeups:
         self._fd = -1
 
 
-def parse(line: str) -> Told | None:
+def parse(line: str) -> Wakeup | None:
     """Parse a line; return None for one that no supervisor wrote."""
     match line.split(" ", 4):
         case [instance, rank, attempt, what, *detail] if "/" not in instance and instance not in ("", ".", ".."):
             numbers = number_of(rank), number_of(attempt)
-            return None if None in numbers else Told(Key(instance, numbers[0] or 0, numbers[1] or 0), what, *detail)
+            return None if None in numbers else Wakeup(Key(instance, numbers[0] or 0, numbers[1] or 0), what, *detail)
         case _:
             return None

@@ -96,7 +96,7 @@ class Unpacking:
             log.warning("cannot start ranks of %s: %s", run.instance, error)
             for key in self._still(waiting):
                 self.tracking.forget(key)  # the controller finds them missing and launches them again
-        self.changes.tell(run.instance)
+        self.changes.notify(run.instance)
 
     def _still(self, waiting: dict[Key, Launch]) -> list[Key]:
         """Return the attempts that were not stopped meanwhile."""

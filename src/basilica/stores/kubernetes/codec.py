@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from basilica.core.errors import StoreUnavailable
 from basilica.core.events import Event, Reason, RecordedEvent
-from basilica.core.policy import UNKNOWN_EXIT_CODE, Culprit, find_culprit, last_exits, role_of
+from basilica.core.policy import Culprit, find_culprit, last_exits
 from basilica.core.spec import DeploymentSpec
 from basilica.core.status import Condition, DeploymentStatus
 from basilica.core.why import why
@@ -21,6 +21,9 @@ from basilica.core.world import RankExit, RankStatus
 from basilica.kube.manifests.userdeployment import Json, timestamp
 from basilica.stores.encoding import decode_status, encode_status
 from basilica.stores.rules import EVENTS_KEPT
+from basilica.wire import responses as out
+from basilica.wire.base import Outgoing
+from basilica.wire.render import filled, render_exit
 
 SPEC_BYTES = 700 << 10
 STATE_BYTES = 500 << 10
@@ -57,18 +60,13 @@ def status_body(
 ) -> dict[str, object]:
     """Return the whole status subresource; the patch that carries it removes fields that are None."""
     world = status.world(spec.world)
+    acted_on = status.world_target or world.target  # the spec may be ahead
     culprit = find_culprit(status.failures, status.whole_at) if status.phase.terminal else None
     return {
         "observedGeneration": status.observed_generation,
         "phase": status.phase.value,
         "message": why(spec, status, now)[:MESSAGE_MAX],
-        "world": {
-            "ready": world.ready,
-            "target": status.world_target or world.target,  # as acted on; the spec may be ahead
-            "min": world.min,
-            "max": world.max,
-            "belowMinimum": world.below_minimum,
-        },
+        "world": _shown(filled(out.World, world, target=acted_on)),
         "conditions": [_condition(c, status.observed_generation) for c in status.conditions],
         "terminalAt": None if status.terminal_at is None else timestamp(status.terminal_at),
         "settled": status.settled,
@@ -107,30 +105,25 @@ def _rank_exits(status: DeploymentStatus, culprit: Culprit | None) -> Json:
 
 
 def _rank_exit(exit: RankExit, culprit: Culprit | None) -> Json:
-    shown = {
-        "rank": exit.rank,
-        "exitCode": UNKNOWN_EXIT_CODE if exit.exit_code is None else exit.exit_code,
-        "restartCount": exit.restart_count,
+    shown = _shown(render_exit(exit, culprit), "log_tail", "traceback")
+    own = {
         "terminationReason": exit.termination_reason[:256],
-        "signal": exit.signal,
+        "node": exit.node[:256] or None,
         "startedAt": None if exit.started_at is None else timestamp(exit.started_at),
         "finishedAt": timestamp(exit.finished_at),
-        "node": exit.node[:256] or None,
-        "role": role_of(exit, culprit),
         "error": exit.error or None,
     }
-    return {name: value for name, value in shown.items() if value is not None}
+    return {name: value for name, value in (shown | own).items() if value is not None}
 
 
 def _condition(condition: Condition, generation: int) -> Json:
-    return {
-        "type": condition.type,
-        "status": condition.status,
-        "observedGeneration": generation,
-        "lastTransitionTime": timestamp(condition.since),
-        "reason": condition.reason,
-        "message": condition.message[:MESSAGE_MAX],
-    }
+    limited = {"since": timestamp(condition.since), "message": condition.message[:MESSAGE_MAX]}
+    return _shown(filled(out.ConditionView, condition, **limited)) | {"observedGeneration": generation}
+
+
+def _shown(answer: Outgoing, *without: str) -> Json:
+    """Return a part of the API's answers as a part of the object."""
+    return answer.model_dump(by_alias=True, exclude_none=True, exclude=set(without))
 
 
 def refusal_body(generation: int, problem: str, now: float) -> Json:
