@@ -229,6 +229,9 @@ def in_place(path: str, mode: int = 0o600) -> Iterator[int]:
     """Yield a descriptor to overwrite the file, made with that mode if missing; an unusable one is put aside."""
     fd = _open_or_make(path, os.O_RDWR, mode)
     try:
+        if stat.S_IMODE(os.fstat(fd).st_mode) != mode:  # by the umask of this process, or by the owner
+            with suppress(PermissionError):
+                os.fchmod(fd, mode)
         yield fd
     finally:
         os.close(fd)
@@ -241,13 +244,7 @@ def _open_or_make(path: str, flags: int, mode: int) -> int:
         except OSError as error:
             if not isinstance(error, FileNotFoundError):
                 _put_aside(parent, name)
-        fd = os.open(name, flags | os.O_CREAT | os.O_EXCL | SAFELY, mode, dir_fd=parent)
-        try:
-            os.fchmod(fd, mode)  # whatever the umask of this process is
-        except OSError:
-            os.close(fd)
-            raise
-        return fd
+        return os.open(name, flags | os.O_CREAT | os.O_EXCL | SAFELY, mode, dir_fd=parent)
 
 
 def make_directory(path: str) -> None:
