@@ -97,9 +97,9 @@ COMMANDS = [
 EXPORTS = """
 AuthenticationError AuthorizationError BadResult BasilicaClient BasilicaError BelowMinimumWorld BenchPoint BenchResult
 BenchStatus Conflict Culprit DeployOptions DeploymentNotFound DistributedError DistributedTraining Event NameInUse
-NetworkError ProviderFilter QuotaExceeded RankExit RankReport RankStatus RateLimitError RendezvousUnavailable RunView
-Series SeriesPoint ServerError Stalled UDTerminalState ValidationError WorldClosed WorldSize WorldSizeOutOfBounds
-WorldStatus __version__ distributed mesh_status mesh_wait mesh_wait_async report shutdown
+NetworkError Notice ProviderFilter QuotaExceeded RankExit RankReport RankStatus RateLimitError RendezvousUnavailable
+RunView Series SeriesPoint ServerError Stalled UDTerminalState ValidationError WorldClosed WorldSize
+WorldSizeOutOfBounds WorldStatus __version__ distributed mesh_status mesh_wait mesh_wait_async notice report shutdown
 """
 
 

@@ -395,7 +395,7 @@ def test_it_rings_when_it_begins_and_when_it_knows_its_step_time(place: Path, mo
     for step in range(100):
         report(step=step)
     try:
-        assert os.read(heard, 10_000).decode() == f"train-x 3 2 reporting {os.getpid()}\n" * 2
+        assert os.read(heard, 10_000).decode() == f"\ntrain-x 3 2 reporting {os.getpid()}\n" * 2
     finally:
         os.close(heard)
 

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from basilica.core.spec import ProviderFilter
     from basilica.core.world import WorldSize, WorldStatus
     from basilica.mesh import mesh_status, mesh_wait, mesh_wait_async
+    from basilica.progress.notices import Notice, notice
     from basilica.reports.writer import report
 
 _HOMES = {
@@ -105,6 +106,7 @@ _HOMES = {
     "basilica.core.spec": ("ProviderFilter",),
     "basilica.core.world": ("WorldSize", "WorldStatus"),
     "basilica.mesh": ("mesh_status", "mesh_wait", "mesh_wait_async"),
+    "basilica.progress.notices": ("Notice", "notice"),
     "basilica.reports.writer": ("report",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -128,6 +130,7 @@ __all__ = [
     "Event",
     "NameInUse",
     "NetworkError",
+    "Notice",
     "ProviderFilter",
     "QuotaExceeded",
     "RankExit",
@@ -151,6 +154,7 @@ __all__ = [
     "mesh_status",
     "mesh_wait",
     "mesh_wait_async",
+    "notice",
     "report",
     "shutdown",
 ]

@@ -1,7 +1,7 @@
 """The environment of ranks: the name of each of our variables, once, and the values that every runtime gives. Pure.
 
-Modules import this one as `env`: `env.RANK` is the name of a variable. Three files travel alone and spell the names
-that they need: `mesh.py`, `reports/writer.py` and `shipping/bootstrap.py`.
+Modules import this one as `env`: `env.RANK` is the name of a variable. Four files travel alone and spell the names
+that they need: `mesh.py`, `reports/writer.py`, `progress/notices.py` and `shipping/bootstrap.py`.
 """
 
 from typing import TYPE_CHECKING
@@ -28,6 +28,7 @@ CHECKPOINT_DIR = "BASILICA_CHECKPOINT_DIR"
 RESULT_FILE = "BASILICA_RESULT_FILE"
 REPORT_FILE = "BASILICA_REPORT_FILE"
 REPORT_BELL = "BASILICA_REPORT_BELL"
+NOTICE_FILE = "BASILICA_NOTICE_FILE"
 NODE_NAME = "NODE_NAME"
 
 TORCH_RANK = "RANK"

@@ -217,17 +217,34 @@ def write(path: str, data: bytes) -> None:
 @contextmanager
 def appending(path: str) -> Iterator[int]:
     """Yield a descriptor to append to the file, made if missing; an unusable file of that name is put aside."""
-    with _parent(path) as (parent, name):
-        try:
-            fd = _open(path, parent, name, os.O_WRONLY | os.O_APPEND)
-        except OSError as error:
-            if not isinstance(error, FileNotFoundError):
-                _put_aside(parent, name)
-            fd = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | SAFELY, 0o600, dir_fd=parent)
+    fd = _open_or_make(path, os.O_WRONLY | os.O_APPEND, 0o600)
     try:
         yield fd
     finally:
         os.close(fd)
+
+
+@contextmanager
+def in_place(path: str, mode: int = 0o600) -> Iterator[int]:
+    """Yield a descriptor to overwrite the file, made with that mode if missing; an unusable one is put aside."""
+    fd = _open_or_make(path, os.O_RDWR, mode)
+    try:
+        if stat.S_IMODE(os.fstat(fd).st_mode) != mode:  # by the umask of this process, or by the owner
+            with suppress(PermissionError):
+                os.fchmod(fd, mode)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _open_or_make(path: str, flags: int, mode: int) -> int:
+    with _parent(path) as (parent, name):
+        try:
+            return _open(path, parent, name, flags)
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError):
+                _put_aside(parent, name)
+        return os.open(name, flags | os.O_CREAT | os.O_EXCL | SAFELY, mode, dir_fd=parent)
 
 
 def make_directory(path: str) -> None:

@@ -14,6 +14,7 @@
     │   ├── <r>.<a>.error    the Python exception that attempt a of it failed with, if it did
     │   └── <r>.source.py    the function that the published client shipped
     ├── reports/<r>.<a>.<p>  the reports of process p of attempt a of rank r; made by itself, with the first report
+    │                        beside it: .stack, its stacks on a signal; .notice, its answers to notices
     ├── commands             empty; there if a command ran beside a rank
     ├── workdir/             the unpacked archive of this run, if it has one
     ├── bench/               the bench probe: files as those of a rank, and result.json once it has one

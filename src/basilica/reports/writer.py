@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -57,7 +58,7 @@ def report(step: SupportsFloat | None = None, **numbers: SupportsFloat) -> None:
         if writer is not None:
             writer.add(step, numbers)
     except Exception as error:  # noqa: BLE001 (no error of a report may stop the training)
-        _warn("a report was lost", f"{type(error).__name__}: {error}")
+        warn("a report was lost", f"{type(error).__name__}: {error}")
 
 
 def note(**numbers: SupportsFloat) -> None:
@@ -67,7 +68,7 @@ def note(**numbers: SupportsFloat) -> None:
         if writer is not None:
             writer.add(None, numbers, beat=False)
     except Exception as error:  # noqa: BLE001 (as above)
-        _warn("a report was lost", f"{type(error).__name__}: {error}")
+        warn("a report was lost", f"{type(error).__name__}: {error}")
 
 
 class Writer:
@@ -88,7 +89,7 @@ class Writer:
         self._stride = 1  # reports for a point
         self._count = 0
         self._at = self._mono = 0.0
-        self._step: int | None = None
+        self.step: int | None = None  # of the last report that had one
         self._gaps: deque[float] = deque(maxlen=GAPS_KEPT)
         self._beat_at: float | None = None
         self._usual = "null"
@@ -96,8 +97,7 @@ class Writer:
         self._notify_again = False
         self._established = False
         self._length = 0  # of the last line, if it may still be overwritten
-        about = {"pid": os.getpid(), "start": _start_of_this_process(), "worker": _worker()}
-        head = json.dumps(about).encode() + b"\n"
+        head = json.dumps(this_process()).encode() + b"\n"
         self._end = len(head)
         try:
             os.pwrite(self._fd, head, 0)
@@ -126,10 +126,10 @@ class Writer:
         self._at, self._mono = time.time(), time.monotonic()
         values = self._values(numbers) if numbers else {}
         number = None if step is None else _step(step)
-        fresh = number != self._step if number is not None else bool(values)
+        fresh = number != self.step if number is not None else bool(values)
         self._measure_step(self._mono, number, beat=beat and fresh)
         if number is not None:
-            self._step = number
+            self.step = number
         self._count += 1
         self._gathered += 1
         if self._stride > 1:
@@ -145,21 +145,21 @@ class Writer:
                 values[name] = value
                 self._texts[name] = f"{key}:{number_text(value)}"
             elif value is None:
-                _warn("only numbers can be reported", f"{name!r:.50} is of type {type(given).__name__}")
+                warn("only numbers can be reported", f"{name!r:.50} is of type {type(given).__name__}")
         return values
 
     def _name(self, name: str) -> str | None:
         if not 0 < len(name) <= NAME_LENGTH_MAX or not name.isprintable():
-            _warn(f"a name has 1 to {NAME_LENGTH_MAX} printable characters", f"{name!r:.50} is left out")
+            warn(f"a name has 1 to {NAME_LENGTH_MAX} printable characters", f"{name!r:.50} is left out")
         elif len(self._names) >= NAMES_MAX:
-            _warn(f"a process can report {NAMES_MAX} names", f"{name!r:.50} and later ones are left out")
+            warn(f"a process can report {NAMES_MAX} names", f"{name!r:.50} and later ones are left out")
         else:
             return self._names.setdefault(name, json.dumps(name))
         return None
 
     def _measure_step(self, mono: float, step: int | None, *, beat: bool) -> None:
         """Measure the time between steps. Several reports of a step count once; without steps, each counts."""
-        if not beat or (step is None and self._step is not None):
+        if not beat or (step is None and self.step is not None):
             return
         if self._beat_at is not None:
             self._gaps.append(mono - self._beat_at)
@@ -191,7 +191,7 @@ class Writer:
         else:
             point = self._gathered_text() if whole else ""
             last = ",".join(texts.values())
-        n, step = self._count, "null" if self._step is None else self._step
+        n, step = self._count, "null" if self.step is None else self.step
         line = f"[{n},{self._at:.3f},{self._mono:.3f},{step},{self._usual},{{{point}}},{{{last}}},{n}]".encode()
         line = line.ljust(self._length) + b"\n"
         if os.pwrite(self._fd, line, self._end) < len(line):
@@ -233,20 +233,34 @@ class Writer:
 
     def _notify(self) -> None:
         """Notify the control plane, if it listens, that this process has begun to report or has changed."""
-        self._notify_again = False
-        if self._bell is None:
-            return
-        who = [os.environ.get(name, "") for name in ("BASILICA_DEPLOYMENT", "BASILICA_RANK", "BASILICA_ATTEMPT")]
-        try:
-            fd = os.open(self._bell, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:
-            return  # a control plane that starts later reads the files itself
-        try:
-            os.write(fd, f"{' '.join(who)} reporting {os.getpid()}\n".encode())
-        except OSError as error:
-            self._notify_again = isinstance(error, BlockingIOError)
-        finally:
-            os.close(fd)
+        self._notify_again = not ring(self._bell, "reporting")
+
+
+def ring(bell: str | None, event: str) -> bool:
+    """Notify the control plane, if it listens, of an event of this process. Return False if it has to be rung again.
+
+    The line begins with a newline too: whatever another process left unfinished before it is then a line of its own.
+    """
+    if not bell:
+        return True
+    who = [os.environ.get(name, "") for name in ("BASILICA_DEPLOYMENT", "BASILICA_RANK", "BASILICA_ATTEMPT")]
+    try:
+        fd = os.open(bell, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return True  # a control plane that starts later reads the files itself
+    try:
+        os.write(fd, f"\n{' '.join(who)} {event} {os.getpid()}\n".encode())
+    except OSError as error:
+        return not isinstance(error, BlockingIOError)
+    finally:
+        os.close(fd)
+    return True
+
+
+def last_step() -> int | None:
+    """Return the step that this process reported last; None before its first report of one."""
+    writer = _here.writer
+    return None if writer is None else writer.step
 
 
 # ---- arguments ---------------------------------------------------------------------------------------------------
@@ -268,9 +282,14 @@ def _step(given: object) -> int | None:
         return given
     value = _number(given)
     if value is None or not -STEP_MAX < value < STEP_MAX:
-        _warn("a step is a whole number", f"one of type {type(given).__name__} is left out")
+        warn("a step is a whole number", f"one of type {type(given).__name__} is left out")
         return None
     return int(value)
+
+
+def this_process() -> dict[str, int | None]:
+    """Return what identifies this process to readers of its files."""
+    return {"pid": os.getpid(), "start": _start_of_this_process(), "worker": _worker()}
 
 
 def _worker() -> int:
@@ -290,15 +309,23 @@ def _start_of_this_process() -> int | None:
 
 def _make_room(path: str) -> None:
     """Remove the oldest files of an attempt: only its latest processes keep theirs."""
+    for old in oldest_files(path):
+        for name in (old, f"{old}.stack"):
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+
+
+def oldest_files(path: str, ending: str = "") -> list[str]:
+    """Return the files `<path>.<pid><ending>` of an attempt that are too many once one more is made."""
     directory, name = os.path.split(path)
-    mine = [entry for entry in os.scandir(directory) if entry.name.startswith(f"{name}.")]
-    files = sorted((e for e in mine if not e.name.endswith(".stack")), key=lambda e: e.stat().st_mtime)
-    for entry in files[: max(0, len(files) - FILES_MAX + 1)]:
-        for old in (entry.path, f"{entry.path}.stack"):
-            try:
-                os.unlink(old)
-            except OSError:
-                continue
+    mine = re.compile(rf"{re.escape(name)}\.[0-9]+{re.escape(ending)}")
+    files: list[tuple[float, str]] = []
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if mine.fullmatch(entry.name):
+                with contextlib.suppress(FileNotFoundError):  # another process makes room as well
+                    files.append((entry.stat(follow_symlinks=False).st_mtime, entry.path))
+    return [path for _, path in sorted(files)[: max(0, len(files) - FILES_MAX + 1)]]
 
 
 def _dump_stacks_on_signal(path: str) -> None:
@@ -355,7 +382,7 @@ class _Process:
                 atexit.register(self._end, self.writer)
         except OSError as error:
             self._try_at = time.monotonic() + TRY_AGAIN
-            _warn("cannot write reports", f"{error}")
+            warn("cannot write reports", f"{error}")
         finally:
             self._lock.release()
         return self.writer
@@ -372,10 +399,10 @@ if hasattr(os, "register_at_fork"):  # else nothing forks
     os.register_at_fork(after_in_child=_here.reset)
 
 
-def _warn(problem: str, detail: str) -> None:
+def warn(problem: str, detail: str, caller: str = "basilica.report") -> None:
     """Print the problem to stderr, once for each problem."""
     if problem in _warned or sys.stderr is None:
         return
     _warned.add(problem)
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        print(f"basilica.report: {problem}: {detail}", file=sys.stderr, flush=True)
+        print(f"{caller}: {problem}: {detail}", file=sys.stderr, flush=True)
