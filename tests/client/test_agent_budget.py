@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from basilica.shipping.bootstrap import how_it_fell, pays
+from basilica.rendezvous.torch_agent import by_themselves, how_it_fell, pays
 
 GLOO = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]"
 

@@ -291,8 +291,10 @@ def _start_of_this_process() -> int | None:
 def _make_room(path: str) -> None:
     """Remove the oldest files of an attempt: only its latest processes keep theirs."""
     directory, name = os.path.split(path)
-    mine = [entry for entry in os.scandir(directory) if entry.name.startswith(f"{name}.")]
-    files = sorted((e for e in mine if not e.name.endswith(".stack")), key=lambda e: e.stat().st_mtime)
+    start = f"{name}."
+    # Other files of a process have a name with more after its number.
+    mine = [e for e in os.scandir(directory) if e.name.startswith(start) and e.name[len(start) :].isdecimal()]
+    files = sorted(mine, key=lambda e: e.stat().st_mtime)
     for entry in files[: max(0, len(files) - FILES_MAX + 1)]:
         for old in (entry.path, f"{entry.path}.stack"):
             try:
