@@ -434,8 +434,7 @@ def count_own_failures_only(agents: Any) -> None:
         result = look(self, group)
         if result.state not in (WorkerState.FAILED, WorkerState.UNHEALTHY):
             return result
-        fell = getattr(getattr(self, WORKERS, None), "fell", {})
-        fall[:] = how_it_fell(by_themselves(result.failures.values(), fell)), time.time()
+        fall[:] = how_it_fell(getattr(getattr(self, WORKERS, None), "fell", {}).values()), time.time()
         if fall[0] == OWN or group.group_world_size == 1:
             return result
         try:
@@ -476,19 +475,12 @@ class BudgetSpent(Exception):
     """The workers fell more often than their budget allows."""
 
 
-def by_themselves(failures: Iterable[Any], fell: Mapping[int, str]) -> list[Any]:
-    """The failures of workers that ended by themselves: torch stops the others, and calls that a failure too."""
-    every = list(failures)
-    return [failure for failure in every if failure.local_rank in fell] or every
+def how_it_fell(kinds: Iterable[str]) -> str:
+    """Return whether workers fell on their own, or as they do when a peer is gone, from the kind of each one's end.
 
-
-def how_it_fell(failures: Iterable[Any]) -> str:
-    """Return whether workers fell on their own, or as they do when a peer is gone."""
-    for failure in failures:
-        said = failure.message.get("message", "") if isinstance(failure.message, dict) else failure.message
-        if kind_of_fall(failure.exitcode, str(said)) == OWN:
-            return OWN
-    return AS_ECHO
+    Workers that torch stopped have none. Without a worker that fell, it is the agent's own: torch gave one up.
+    """
+    return AS_ECHO if {*kinds} - {DONE} == {AS_ECHO} else OWN
 
 
 def kind_of_fall(code: int, message: str) -> str:
