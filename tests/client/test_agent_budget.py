@@ -1,37 +1,41 @@
 """Whose failure the fall of torchrun's workers is: the agent's own, or the echo of a peer's."""
 
-from dataclasses import dataclass
-from typing import Any
-
 import pytest
 
-from basilica.shipping.bootstrap import how_it_fell, pays
+from basilica.rendezvous.torch_agent import how_it_fell, kind_of_fall, pays
 
 GLOO = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]"
 
 
-@dataclass
-class Failure:
-    exitcode: int
-    message: Any
+@pytest.mark.parametrize(
+    ("code", "message", "kind"),
+    [
+        (1, "ValueError: bad batch", "own"),
+        (3, "", "own"),
+        (-9, "", "own"),
+        (1, GLOO, "echo"),
+        (1, "DistBackendError: NCCL error in: ProcessGroupNCCL.cpp", "echo"),
+        (1, "ConnectionResetError: [Errno 104] Connection reset by peer", "echo"),
+        (-6, "", "echo"),
+    ],
+)
+def test_a_worker_that_names_a_lost_peer_fell_as_an_echo(code: int, message: str, kind: str) -> None:
+    assert kind_of_fall(code, message) == kind
 
 
 @pytest.mark.parametrize(
-    ("failures", "kind"),
+    ("kinds", "kind"),
     [
-        ([Failure(1, {"message": "ValueError: bad batch"})], "own"),
-        ([Failure(1, "ValueError: bad batch")], "own"),
-        ([Failure(3, "To enable traceback see: https://pytorch.org")], "own"),
-        ([Failure(-9, "Signal 9 (SIGKILL) received by PID 5")], "own"),
-        ([Failure(1, {"message": GLOO})], "echo"),
-        ([Failure(1, {"message": "DistBackendError: NCCL error in: ProcessGroupNCCL.cpp"})], "echo"),
-        ([Failure(1, {"message": "ConnectionResetError: [Errno 104] Connection reset by peer"})], "echo"),
-        ([Failure(-6, "Signal 6 (SIGABRT) received by PID 5")], "echo"),
-        ([Failure(1, {"message": GLOO}), Failure(1, {"message": "KeyError: 'x'"})], "own"),
+        (["echo"], "echo"),
+        (["echo", "echo"], "echo"),
+        (["echo", "done"], "echo"),
+        (["own"], "own"),
+        (["echo", "own"], "own"),
+        pytest.param([], "own", id="torch gave a worker up that did not end"),
     ],
 )
-def test_a_worker_that_names_a_lost_peer_fell_as_an_echo(failures: list[Failure], kind: str) -> None:
-    assert how_it_fell(failures) == kind
+def test_one_worker_that_fell_on_its_own_makes_the_fall_the_agents_own(kinds: list[str], kind: str) -> None:
+    assert how_it_fell(kinds) == kind
 
 
 ECHO = ("echo", 5.0)

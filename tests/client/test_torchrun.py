@@ -1,65 +1,21 @@
 """What a rank does with `launcher="torchrun"`: real agents, one each, with one worker."""
 
 import json
-import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from basilica.shipping.source import Shipped, ship
-from tests.rendezvous.harness import free_port, service_process
+from basilica.shipping.source import ship
 from tests.support.python_etcd import without_python_etcd
+from tests.support.torchrun_ranks import Rank, meeting
 
 pytestmark = pytest.mark.timeout(180)
 
 ALONE = "torchrun --rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:0 --nnodes=1 --max-restarts=0"
-
-
-class Rank:
-    """A process with what the runtime gives a rank."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.error_file = directory / "0.error"
-        self.env = {
-            **os.environ,
-            "PYTHONWARNINGS": "ignore",
-            "OMP_NUM_THREADS": "1",
-            "RANK": "0",
-            "WORLD_SIZE": "1",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free_port()),
-            "BASILICA_RANK": "0",
-            "BASILICA_WORLD_MIN": "1",
-            "BASILICA_WORLD_MAX": "1",
-            "BASILICA_GPUS_PER_POD": "1",
-            "BASILICA_RDZV_ENDPOINT": "127.0.0.1:1",
-            "BASILICA_RDZV_ID": "run",
-            "BASILICA_RESULT_FILE": str(directory / "0.json"),
-            "TORCHELASTIC_ERROR_FILE": str(self.error_file),
-        }
-
-    def start(self, shipped: Shipped, *args: str, python: str = sys.executable) -> "subprocess.Popen[str]":
-        command = [python, *shipped.argv[1:], *args]
-        pipe = subprocess.PIPE
-        env = self.env | shipped.env
-        return subprocess.Popen(command, env=env, cwd=self.directory, stdout=pipe, stderr=pipe, text=True)
-
-    def run(self, shipped: Shipped, *args: str, python: str = sys.executable) -> tuple[int, str, str]:
-        process = self.start(shipped, *args, python=python)
-        said, complained = process.communicate(timeout=120)
-        return process.returncode, said, complained
-
-    def traceback(self) -> str:
-        found: str = json.loads(self.error_file.read_text())["message"]["extraInfo"]["py_callstack"]
-        return found
 
 
 @pytest.fixture
@@ -157,14 +113,6 @@ def test_an_agent_needs_nothing_but_torch(rank: Rank) -> None:
             rank.env["BASILICA_RDZV_ID"] = launcher.replace(" ", "")
             code, said, complained = rank.run(ship(script, launcher=launcher))
             assert (code, said) == (0, "0 1\n"), complained
-
-
-@contextmanager
-def meeting(rank: Rank) -> Iterator[None]:
-    port = free_port()
-    rank.env |= {"BASILICA_RDZV_ENDPOINT": f"127.0.0.1:{port}", "BASILICA_WORLD_MIN": "2", "BASILICA_WORLD_MAX": "2"}
-    with service_process(rank.directory / "data", "--port", str(port)):
-        yield
 
 
 def test_an_agent_that_waits_for_others_ends_at_once_when_it_is_asked_to(rank: Rank) -> None:

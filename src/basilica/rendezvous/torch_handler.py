@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import select
 import signal
 import socket
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from urllib.parse import quote, urlencode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any
 
 NAME = "basilica"
@@ -33,6 +34,7 @@ BACK_WITHIN_S = 30.0  # a rendezvous that is started anew refuses connections fo
 ASK_AGAIN_S = 0.1
 JOIN_S, LAST_CALL_S = 600, 30  # torch's own defaults
 PREFIX = "/torchelastic/p2p"  # torch's own: the driver looks for its state there
+RANK, RANKS = "BASILICA_RANK", "ranks"  # the folder is our own, beside torch's keep-alives
 KEY_NOT_FOUND, COMPARE_FAILED, ALREADY_EXISTS, INDEX_CLEARED = 100, 101, 105, 401
 
 
@@ -40,16 +42,20 @@ def get_handler() -> Callable[[Any], Any]:
     """The creator of the handler, for torch's registry.
 
     `etcd` without python-etcd can only fail in torch: it becomes another name of this backend, since published clients
-    say `etcd` in every command line.
+    say `etcd` in every command line. Agents of any backend get the hooks of `torch_agent`.
     """
     import importlib.util  # noqa: PLC0415
 
-    if importlib.util.find_spec("etcd") is None:
-        from torch.distributed.elastic.rendezvous import api  # noqa: PLC0415  its package is being imported
+    from torch.distributed.elastic.rendezvous import api  # noqa: PLC0415  its package is being imported
 
+    if importlib.util.find_spec("etcd") is None:
         creators = getattr(api.rendezvous_handler_registry, "_registry", {})
         if "etcd" in creators:
             creators["etcd"] = create
+    with suppress(ImportError):  # where this text has travelled alone, the bootstrap attaches them
+        from basilica.rendezvous import torch_agent  # noqa: PLC0415
+
+        torch_agent.attach(api.rendezvous_handler_registry)
     return create
 
 
@@ -82,15 +88,33 @@ def create(params: Any) -> Any:
     torchs: Any = etcd_rendezvous  # it has no types
 
     class Meeting(torchs.EtcdRendezvous):  # type: ignore[misc]
-        """torch's protocol, of which SIGTERM ends the wait for others: the agent has no workers then.
+        """torch's protocol, with two additions.
 
-        torch's own takes the exception of its signal handler for a failed attempt and tries again, so an agent that is
-        not wanted any more would take part until it is killed.
+        SIGTERM ends the wait for others: the agent has no workers then. torch's own takes the exception of its signal
+        handler for a failed attempt and tries again, so an agent that is not wanted any more would take part until it
+        is killed.
+
+        Agents are numbered in the order of their ranks in the run, where torch numbers them as they come. Each
+        publishes its rank before it confirms, so that a final round has the ranks of all.
         """
 
         def rendezvous_barrier(self) -> Any:
             with _default_sigterm():
                 return super().rendezvous_barrier()
+
+        def confirm_phase(self, expected_version: str, this_rank: int) -> Any:
+            folder = self.get_path(f"/rdzv/v_{expected_version}/{RANKS}")
+            if os.environ.get(RANK):
+                self.client.set(f"{folder}/{this_rank}", os.environ[RANK])
+            version, seat, members = super().confirm_phase(expected_version, this_rank)
+            if members == 1:
+                return version, seat, members
+            try:
+                published = self.client.get(folder).children
+            except torchs.etcd.EtcdKeyNotFound:
+                published = []
+            ranks = {child.key.rpartition("/")[2]: child.value for child in published}
+            return version, group_rank(seat, [ranks.get(str(number)) for number in range(members)]), members
 
     class Handler(torchs.EtcdRendezvousHandler):  # type: ignore[misc]
         """torch's handler under the name that the agent asked for."""
@@ -108,6 +132,18 @@ def create(params: Any) -> Any:
         last_call_timeout=params.get_as_int("last_call_timeout", LAST_CALL_S),
     )
     return Handler(rdzv_impl=meeting, local_addr=params.local_addr)
+
+
+def group_rank(seat: int, ranks: Sequence[str | None]) -> int:
+    """The number of an agent in its group: the position of its rank among `ranks`, which are in the order of torch's
+    own numbers, as `seat` is.
+
+    Where a rank is missing, as that of an agent of torch's own backend is, or is there twice, torch's numbers stay.
+    """
+    numbers = [int(rank) for rank in ranks if rank is not None and rank.isascii() and rank.isdigit()]
+    if len(set(numbers)) < len(ranks):
+        return seat
+    return sorted(numbers).index(numbers[seat])
 
 
 @contextmanager

@@ -4,8 +4,8 @@ only the Python that ranks may have. It has no effect on import.
 `shipped` is one JSON object: `packages` for pip; then either `exec`, a command line, or `script`, a file that is here
 already, or `source` with `file`, `name` and `arguments` (a literal) of the function to call, or no name for a script,
 or `pickle` (base64, of the function and its arguments) with its `name` and the version of `python` that it is for.
-With `torchrun`, which has its options, this process becomes a torchrun agent, whose workers run the source; `handler`
-is the text of the backend by which it meets the others.
+With `torchrun`, which has its options, this process becomes a torchrun agent, whose workers run the source; `agent` is
+the text of the hooks on it, and `handler` that of the backend by which it meets the others.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import contextlib
 import json
 import linecache
 import os
-import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -27,12 +25,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 RESULT_MAX = 8 << 20
-# What a worker says that fell because a peer was gone, in the words of torch, Gloo, NCCL and the kernel.
-ECHO = re.compile(
-    r"\bDist\w*Error\b|\bConnection\w*Error\b|\bBrokenPipeError\b|gloo|NCCL|ProcessGroup|TCPStore"
-    r"|(?i:connection (?:was )?(?:closed|reset|refused|aborted)|broken pipe|socket timeout|failed to recv)"
-)
-OWN, AS_ECHO = "own", "echo"
 
 
 def main(shipped: dict[str, Any], worker: bool = False) -> None:
@@ -45,7 +37,8 @@ def main(shipped: dict[str, Any], worker: bool = False) -> None:
     if "torchrun" in shipped and not worker:
         script = os.path.join(scratch(), "worker.py")
         write(script, shipped["worker"])
-        torchrun([os.path.expandvars(part) for part in shipped["torchrun"]], script, shipped.get("handler"))
+        options = [os.path.expandvars(part) for part in shipped["torchrun"]]
+        torchrun(options, script, shipped["agent"], shipped.get("handler"))
         return
     del os.environ["BASILICA_SOURCE"]  # it is long, and child processes do not need it
     try:
@@ -73,8 +66,8 @@ def record(error: Exception) -> None:
         write(path, text)
 
 
-def torchrun(options: list[str], script: str, handler: str | None) -> None:
-    """Be a torchrun agent, as `python -m torch.distributed.run` would, with the rendezvous backend `handler`."""
+def torchrun(options: list[str], script: str, agent: str, handler: str | None) -> None:
+    """Be a torchrun agent, as `python -m torch.distributed.run` would, with these hooks and rendezvous backend."""
     import importlib.util  # noqa: PLC0415  only agents need these
     import runpy  # noqa: PLC0415
 
@@ -83,104 +76,23 @@ def torchrun(options: list[str], script: str, handler: str | None) -> None:
             f"basilica: launcher='torchrun' needs torch, which {sys.executable} does not have: install it there with "
             "'pip install torch', or deploy with pip_packages=['torch']"
         )
-    count_own_failures_only()
-    if handler is not None:
-        backend: dict[str, Any] = {"__name__": "basilica_torch_handler"}
-        exec(compile(handler, "<basilica>", "exec"), backend)
-        with contextlib.suppress(ImportError):  # another torch has it elsewhere
-            backend["register"]()
+    hooks = executed_text(agent, "basilica_torch_agent")
+    hooks["install"](count=True)
+    with contextlib.suppress(ImportError):  # another torch has it elsewhere
+        from torch.distributed.elastic.rendezvous import rendezvous_handler_registry  # noqa: PLC0415
+
+        hooks["attach"](rendezvous_handler_registry)
+        if handler is not None:
+            executed_text(handler, "basilica_torch_handler")["register"]()
     sys.argv = ["torchrun", *options, script, *sys.argv[1:]]
     runpy.run_module("torch.distributed.run", run_name="__main__", alter_sys=True)
 
 
-def count_own_failures_only() -> None:
-    """Let an agent restart its workers without a cost when they fell because a peer had gone.
-
-    torch counts each fall of a worker. A rank that is lost, or drained, makes the workers of all others fall, so the
-    agents' default budget of 0 would end them all. An agent whose workers fell on their own ends at once (or pays a
-    restart, where it has one). An agent whose workers name a lost connection meets the others first, and learns there
-    whether an agent has gone or has paid.
-    """
-    try:
-        from torch.distributed.elastic.agent.server.api import RunResult, WorkerState  # noqa: PLC0415
-        from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent  # noqa: PLC0415
-    except ImportError:  # another torch has it elsewhere
-        return
-    agents: Any = LocalElasticAgent
-    names = ("_monitor_workers", "_rendezvous", "_assign_worker_ranks", "_restart_workers")
-    if not all(hasattr(agents, name) for name in names):
-        return
-    look, meet, introduce = agents._monitor_workers, agents._rendezvous, agents._assign_worker_ranks
-    me = os.environ.get("BASILICA_RANK", "0") + "/" + os.environ.get("BASILICA_ATTEMPT", "0")
-    fall = ["", 0.0]  # the kind and the time of our workers' last fall
-    members: dict[str, Any] = {}  # of the round that trains: how the workers of each fell in the one before
-
-    def monitor(self: Any, group: Any) -> Any:
-        result = look(self, group)
-        if result.state not in (WorkerState.FAILED, WorkerState.UNHEALTHY):
-            return result
-        fall[:] = how_it_fell(result.failures.values()), time.time()
-        if fall[0] == OWN or group.group_world_size == 1:
-            return result
-        try:
-            self._restart_workers(group)
-        except BudgetSpent:
-            return result
-        return RunResult(state=WorkerState.HEALTHY)
-
-    def meet_and_count(self: Any, group: Any) -> None:
-        before, echo = set(members), fall[0] == AS_ECHO and group.group_world_size != 1
-        meet(self, group)
-        fall[:] = "", 0.0
-        if echo and pays(me, before, members):
-            if self._remaining_restarts <= 0:
-                raise BudgetSpent
-            self._remaining_restarts -= 1
-
-    def introduce_with_fall(self: Any, store: Any, group_rank: int, group_size: int, spec: Any) -> Any:
-        own = [f"basilica/agents/{n}" for n in range(group_size)]
-        store.set(own[group_rank], json.dumps([me, *fall]))
-        if group_rank == 0:  # one agent reads the entries of all: with each reading each, the cost would be quadratic
-            if group_size > 1:
-                store.multi_get([f"torchelastic/role_info/{n}" for n in range(1, group_size)])
-            said = [key for key in own if store.check([key])] if not store.check(own) else own
-            store.set("basilica/round", json.dumps([json.loads(word) for word in store.multi_get(said)]))
-        workers = introduce(self, store, group_rank, group_size, spec)
-        members.clear()
-        if store.check(["basilica/round"]):
-            members.update({name: (kind, at) for name, kind, at in json.loads(store.get("basilica/round"))})
-        return workers
-
-    agents._monitor_workers = monitor
-    agents._rendezvous = meet_and_count
-    agents._assign_worker_ranks = introduce_with_fall
-
-
-class BudgetSpent(Exception):
-    """The workers fell more often than their budget allows."""
-
-
-def how_it_fell(failures: Any) -> str:
-    """Return whether workers fell on their own, or as they do when a peer is gone.
-
-    NCCL's watchdog aborts a worker whose peer does not answer.
-    """
-    for failure in failures:
-        said = failure.message.get("message", "") if isinstance(failure.message, dict) else failure.message
-        if failure.exitcode != -signal.SIGABRT and not ECHO.search(str(said)):
-            return OWN
-    return AS_ECHO
-
-
-def pays(me: str, before: Any, members: Any) -> bool:
-    """Return whether the fall of our workers, which looks like an echo, is counted as our own.
-
-    `before` and `members` are the agents of the round in which they fell and of the next. With the same agents in both,
-    and none that fell on its own, no other agent is to blame: the first of those that fell pays.
-    """
-    if set(before) != set(members) or any(kind == OWN for kind, _ in members.values()):
-        return False
-    return bool(min((at, name) for name, (kind, at) in members.items() if kind)[1] == me)
+def executed_text(text: str, name: str) -> dict[str, Any]:
+    """The names of a module of ours that travelled as a text."""
+    names: dict[str, Any] = {"__name__": name}
+    exec(compile(text, "<basilica>", "exec"), names)
+    return names
 
 
 def replace_us(command: list[str]) -> None:
