@@ -55,7 +55,7 @@ def common_step(listeners: Iterable[Listener], now: float) -> int | None:
 
 
 def follow(notice: Notice, listeners: list[Listener], now: float) -> Notice:
-    """Return the notice with another common step if ranks have missed the present one."""
+    """Return the notice with another common step, and number, if ranks have missed the present one."""
     if notice.step is None:
         return notice
     mine = [each for each in listeners if each.answer.number == notice.number]
@@ -66,7 +66,8 @@ def follow(notice: Notice, listeners: list[Listener], now: float) -> Notice:
     steps = [each.answer.step for each in mine if each.answer.step is not None]
     later = max([notice.step, *steps]) + AHEAD_STEPS
     proposed = common_step(listeners, now)
-    return replace(notice, step=later if proposed is None else max(later, proposed), proposed_at=now)
+    step = later if proposed is None else max(later, proposed)
+    return replace(notice, number=notice.number + 1, step=step, proposed_at=now)
 
 
 def look_again_at(notice: Notice, listeners: list[Listener]) -> list[float]:

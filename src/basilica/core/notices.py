@@ -17,7 +17,8 @@ class NoticeKind(StrEnum):
 class Notice:
     """One announced change. `step`: the last step before it, None where ranks answer as soon as they read it.
 
-    `proposed_at`: when `step` was chosen. `number` counts the notices of a run: a change of mind keeps it.
+    `proposed_at`: when `step` was chosen. `number` counts the notices of a run, those with another step for the same
+    change included; another change of mind keeps it.
     """
 
     number: int

@@ -37,7 +37,7 @@ def _waits(turn: Turn, kind: NoticeKind, until: float, reason: str, target: int 
     elif (notice.kind, notice.target) != (kind, target):  # another change of mind: ranks are ready for any change
         notice = replace(notice, kind=kind, target=target, reason=reason, until=min(notice.until, until))
     notice = follow(notice, listeners, turn.now)
-    turn.status = replace(turn.status, notice=notice)
+    turn.status = replace(turn.status, notice=notice, notices=notice.number)
     if is_due(notice, listeners, turn.now):
         end_notice(turn)
         return False
@@ -65,7 +65,6 @@ def _published(turn: Turn, kind: NoticeKind, until: float, reason: str, target: 
         step=step,
         proposed_at=turn.now,
     )
-    turn.status = replace(turn.status, notices=number)
     turn.say(Reason.NOTICE_PUBLISHED, f"ranks were told of {notice.describe()}")
     return notice
 
