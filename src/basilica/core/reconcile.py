@@ -41,11 +41,11 @@ def reconcile(spec: DeploymentSpec, status: DeploymentStatus, seen: Sighting, no
         notice_readiness(turn)
         judge(turn)  # before the deadlines: a run that is done by now is done, however late the look
     if not turn.ended:
+        heed_leaving_ranks(turn)
         keep_deadlines(turn)
     if turn.ended:
         wind_down(turn)
     else:
-        heed_leaving_ranks(turn)
         shape_the_world(turn)
         name_the_phase(turn)
         open_the_gate(turn)
