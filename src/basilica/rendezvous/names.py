@@ -5,6 +5,7 @@
 
 ROOT = "/basilica"
 WORLD = f"{ROOT}/world"  # {"target": N}: how many ranks take part
+NOTICE = f"{ROOT}/notice"  # the planned change that ranks are told of; absent: none
 MESH_READY = f"{ROOT}/mesh-ready"  # a key for each host that may begin
 MESH_DEGRADED = f"{ROOT}/mesh-degraded"  # a key for each host that may begin without reaching all others
 HOSTS = f"{ROOT}/hosts"  # the address at which each host answers the others

@@ -97,7 +97,7 @@ class Writer:
         self._notify_again = False
         self._established = False
         self._length = 0  # of the last line, if it may still be overwritten
-        head = json.dumps(this_process()).encode() + b"\n"
+        head = json.dumps({**this_process(), "mono": round(time.monotonic(), 3)}).encode() + b"\n"
         self._end = len(head)
         try:
             os.pwrite(self._fd, head, 0)

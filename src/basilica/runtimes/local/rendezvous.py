@@ -79,7 +79,8 @@ class _Open:
         self._check = None
         if self._mirror.fresh and self.published is not None:
             found, wanted = announced(self._mirror.values), self.published
-            if (found.world, set(found.released)) != (wanted.world, set(wanted.released)):
+            facts = (found.world, set(found.released), found.notice)
+            if facts != (wanted.world, set(wanted.released), wanted.notice):
                 self.published = None
                 self._changed()
 
