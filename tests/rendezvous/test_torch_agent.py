@@ -400,3 +400,19 @@ def test_a_child_that_ended_is_looked_at_and_not_reaped() -> None:
         assert torch_agent.peeked(child.pid) == code
         assert child.wait() == code
         assert torch_agent.peeked(child.pid) is None
+
+
+def test_the_end_of_a_process_is_noted_while_nobody_looks() -> None:
+    children = {number: subprocess.Popen(["sleep", "600"]) for number in (4, 5)}
+    ends = torch_agent.watch_ends({number: child.pid for number, child in children.items()})
+    before = time.time(), time.monotonic()
+    for number in (5, 4):
+        children[number].kill()
+        deadline = time.monotonic() + 20
+        while number not in ends:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        for moment, earlier, later in zip(ends[number], before, (time.time(), time.monotonic()), strict=True):
+            assert earlier <= moment <= later
+    assert [child.wait() for child in children.values()] == [-9, -9]  # they are not reaped by others
+    assert list(ends) == [5, 4]
