@@ -48,6 +48,7 @@ ECHO = re.compile(
     r"|(?i:connection (?:was )?(?:closed|reset|refused|aborted)|broken pipe|socket timeout|failed to recv)"
 )
 OWN, AS_ECHO, DONE = "own", "echo", "done"
+STOPPED_BY = (-signal.SIGTERM, -signal.SIGKILL)
 HOOKED, WORKERS = "_basilica_hooks", "_basilica_workers"
 # Errors of a hook end here. torch's SignalException is none of them: it is how an agent learns of SIGTERM.
 HARMLESS = (AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError)
@@ -112,9 +113,8 @@ def keep_journal(agents: Any) -> None:
         return ids
 
     def monitor_workers(self: Any, group: Any) -> Any:
-        result = look(self, group)
         _of(self, Workers.look)
-        return result
+        return look(self, group)
 
     def shutdown(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = stop(self, *args, **kwargs)
@@ -141,15 +141,15 @@ class Workers:
         self._round, self._context, self._torch_ranks = _journal.rounds, context, torch_ranks
         self._began, self._kills = began, kills
         self._pids: dict[int, int] = dict(context.pids())
-        self._is_over = False
+        self._is_over, self._is_of_functions = False, not getattr(context, "subprocess_handlers", None)
         self._ends = watch_ends(self._pids)
         close = context.close
 
         def look_and_close(*args: Any, **kwargs: Any) -> Any:
             """torch stops the others from within its poll, which takes up to 30 s: workers that fell come first."""
             with contextlib.suppress(*HARMLESS):
-                self._look(peek=True)
-                self._is_over = True
+                self.look(closing=True)
+            self._is_over = True
             return close(*args, **kwargs)
 
         context.close = look_and_close
@@ -165,23 +165,19 @@ class Workers:
             workers=[[n, self._torch_ranks[n], pid] for n, pid in sorted(self._pids.items())],
         )
 
-    def look(self) -> None:
-        """Record the workers that torch has found ended."""
-        if not self._is_over:
-            self._look(peek=False)
-
     def stopped(self) -> None:
         if self._context is not None:
             self._context = None
             _journal.add("stopped")
 
-    def _look(self, peek: bool) -> None:
-        """With `peek`, also those that torch has not reaped yet."""
+    def look(self, closing: bool = False) -> None:
+        """Record the workers that have ended by themselves."""
         if self._is_over or self._context is None:
             return
         codes = {n: returncode(self._context, n) for n in self._pids if n not in self.fell}
-        if peek:
-            codes = {n: peeked(self._pids[n]) if code is None else code for n, code in codes.items()}
+        codes = {n: peeked(self._pids[n]) if code is None else code for n, code in codes.items()}
+        if closing and self._is_of_functions:  # torch's poll of these stops the others before it closes
+            codes = {n: code for n, code in codes.items() if code not in STOPPED_BY}
         seen = time.time(), time.monotonic()
         found = [(*self._end(n, seen), n, code) for n, code in codes.items() if code is not None]
         for at, mono, n, code in sorted(found):
@@ -209,7 +205,7 @@ class Workers:
         A program that raises may take seconds to end, in which its peers fall as well: the moment of the exception is
         that of torch's error file. Whole seconds are those of a file system that knows no others.
         """
-        at, mono = self._ends.get(n, seen)
+        at, mono = min(self._ends.get(n, seen), seen)
         with contextlib.suppress(OSError):
             found = os.stat(self._context.error_files[n])
             raised = found.st_mtime
@@ -329,7 +325,8 @@ class Journal:
         at, mono = time.time() if at is None else at, time.monotonic() if mono is None else mono
         line = line_of({"n": self._events, "at": round(at, 6), "mono": round(mono, 6), "event": event, **fields})
         self._recent.append(line)
-        self._write(path, line)
+        with contextlib.suppress(OSError):  # a full disk: an event that is lost is a gap in the numbers
+            self._write(path, line)
         ring(self._pid)
 
     def _write(self, path: str, line: bytes) -> None:
