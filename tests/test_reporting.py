@@ -330,10 +330,13 @@ def test_any_number_of_processes_leave_a_bounded_number_of_files(place: Path, mo
     for n in range(6):
         (place / f"0.1.{10**8 + n}").touch()
         os.utime(place / f"0.1.{10**8 + n}", (n, n))
-    (place / "1.1.1").touch()  # another rank's
+    others = ["1.1.1", "0.1.7.agent", "0.1.7.debug", "0.1.7.notice"]  # another rank's, and no reports
+    for name in others:
+        (place / name).touch()
+        os.utime(place / name, (0, 0))
     report(step=1)
     assert sorted(p.name for p in place.iterdir()) == sorted(
-        [f"0.1.{os.getpid()}", f"0.1.{10**8 + 4}", f"0.1.{10**8 + 5}", "1.1.1"]
+        [f"0.1.{os.getpid()}", f"0.1.{10**8 + 4}", f"0.1.{10**8 + 5}", *others]
     )
 
 

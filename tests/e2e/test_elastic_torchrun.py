@@ -97,6 +97,39 @@ def test_a_world_of_2_to_4_starts_grows_shrinks_loses_an_agent_and_ends(
         assert_sums_are_right(run)
 
 
+def test_agents_have_the_numbers_of_their_ranks_however_they_come_and_go(endpoint: str, tmp_path: Path) -> None:
+    """torch would number them as they come."""
+    folder = tmp_path / "run"
+    with (
+        Fleet(endpoint, "named", folder, nodes=(2, 4), options=NEVER, script=TRAIN_WITHOUT_TORCH, linger=2) as run,
+        driven(endpoint, "named"),
+    ):
+        run.want(2)
+        began = time.time()
+        (second,) = run.start(rank=1)
+        run.until(lambda: "as rank 0" in second.said(), "agent that came first")
+        (first,) = run.start(rank=0)
+        run.first_step(2, began)
+        run.want(4)
+        began = time.time()
+        (fourth,) = run.start(rank=3)
+        (third,) = run.start(rank=2)
+        run.first_step(4, began)
+        run.want(3)
+        began = time.time()
+        fourth.terminate()
+        run.first_step(3, began)
+        first.kill()
+        began = time.time()
+        (again,) = run.start(rank=0)
+        run.first_step(3, began)
+        assert run.finish([again, second, third]) == [0, 0, 0]
+        assert {(step.world, step.rank, step.agent) for step in run.steps()} == {
+            (world, rank, rank) for world in (2, 3, 4) for rank in range(world)
+        }
+        assert_sums_are_right(run)
+
+
 def test_late_joiners_are_taken_in_one_after_the_other_and_not_waited_for(endpoint: str, tmp_path: Path) -> None:
     with (
         Fleet(

@@ -122,11 +122,14 @@ class Step:
 
 
 class Agent:
-    """One torchrun process with one worker, and its output."""
+    """One torchrun process with one worker, and its output. `rank` is its rank in the run, as its worker's steps have
+    it.
+    """
 
-    def __init__(self, number: int, command: Sequence[str], folder: Path, env: Mapping[str, str]) -> None:
+    def __init__(self, number: int, rank: int, command: Sequence[str], folder: Path, env: Mapping[str, str]) -> None:
         self.number, self.log = number, folder / f"agent-{number}.log"
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **env, "AGENT": str(number)}
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **env}
+        env |= {"AGENT": str(rank), "BASILICA_RANK": str(rank)}
         with self.log.open("w") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=env, start_new_session=True)
 
@@ -218,10 +221,12 @@ class Fleet(Ledger):
         self._commands = [[sys.executable, "-u", "-m", *each, *rest] for each in launched]
         self.agents: list[Agent] = []
 
-    def start(self, count: int = 1) -> list[Agent]:
+    def start(self, count: int = 1, rank: int | None = None) -> list[Agent]:
+        """Start agents, with the ranks from `rank` on, else with those that follow all before."""
         for number in range(len(self.agents), len(self.agents) + count):
             command = self._commands[number % len(self._commands)]
-            self.agents.append(Agent(number, command, self.folder, self._env))
+            own = number if rank is None else rank + number - len(self.agents)
+            self.agents.append(Agent(number, own, command, self.folder, self._env))
         return self.agents[-count:]
 
     def want(self, target: int) -> None:
