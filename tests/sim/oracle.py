@@ -86,13 +86,16 @@ class Oracle:
     def _check_notice(self, before: DeploymentStatus, after: DeploymentStatus) -> None:
         """A planned change waits until every rank that reads notices is ready for it, or until its limit."""
         sim = self.sim
-        resized = before.world_target not in (0, after.world_target)
-        if not resized or after.terminal_at is not None:
+        was = before.world_target if before.admitted is None else before.admitted
+        resized = was not in (0, after.world_target if after.admitted is None else after.admitted)
+        if not resized or after.terminal_at is not None or after.world_target == 0:
             return
         book = {(r.rank, r.attempt): r.phase for r in after.ranks}
         for seen in sim.delivered.ranks:
             phase = book.get((seen.rank, seen.attempt))
             if seen.answer is None or seen.sight is not Sight.RUNNING or phase is not RankPhase.RUNNING:
+                continue
+            if seen.rank >= was:
                 continue
             assert before.notice is not None, f"rank {seen.rank} was not told of the resize"
             ready = seen.answer.state is AnswerState.READY and seen.answer.number == before.notice.number

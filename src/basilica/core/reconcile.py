@@ -21,7 +21,7 @@ from basilica.core.steps.ending import wind_down
 from basilica.core.steps.gate import open_the_gate
 from basilica.core.steps.incidents import follow_incidents
 from basilica.core.steps.naming import name_the_phase, sample_the_world
-from basilica.core.steps.notices import heed_leaving_ranks
+from basilica.core.steps.notices import admit_newcomers, heed_leaving_ranks, release_ranks
 from basilica.core.steps.shaping import RELAUNCH_DELAY, shape_the_world, watch_the_stopping
 from basilica.core.steps.sightings import take_in
 from basilica.core.steps.spec_changes import obey_spec
@@ -47,6 +47,8 @@ def reconcile(spec: DeploymentSpec, status: DeploymentStatus, seen: Sighting, no
         wind_down(turn)
     else:
         shape_the_world(turn)
+        admit_newcomers(turn)
+        release_ranks(turn)
         name_the_phase(turn)
         open_the_gate(turn)
     watch_the_stopping(turn)

@@ -92,6 +92,8 @@ def _under_way(spec: DeploymentSpec, status: DeploymentStatus, now: float) -> st
 
 def _announced(notice: Notice, status: DeploymentStatus, now: float) -> str:
     """Count down to a planned change, and name the ranks that it waits for."""
+    if notice.done_at is not None:
+        return f"{notice.describe()} is under way: waiting for workers to meet again"
     left = max(0.0, notice.until - now)
     unready = [r for r in status.ranks if r.phase is RankPhase.RUNNING and r.listens and r.ready_for != notice.number]
     at = "" if notice.step is None else f" at step {notice.step}"

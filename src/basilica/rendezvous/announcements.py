@@ -18,8 +18,9 @@ async def announce(keys: KeysClient, says: Announcement | None, wanted: Announce
     """Write the announcement `wanted`. `says` is the one in the keyspace now, None if that is not known."""
     if says is None:
         says = announced((await must(keys.get(ROOT, recursive=True), absent=True)).leaves())
-    if says.world != wanted.world:
-        await _put(keys, WORLD, json.dumps({"target": wanted.world}))
+    if (says.world, says.admitted) != (wanted.world, wanted.admitted):
+        admitted = {} if wanted.admitted is None else {"admitted": wanted.admitted}
+        await _put(keys, WORLD, json.dumps({"target": wanted.world, **admitted}))
     if says.notice != wanted.notice:
         await _announce_notice(keys, wanted.notice)
     before, after = set(says.released), set(wanted.released)
@@ -38,10 +39,11 @@ def announced(leaves: Mapping[str, str]) -> Announcement:
         if key.startswith(f"{folder}/")
     ]
     try:
-        world = int(json.loads(leaves.get(WORLD, "{}"))["target"])
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        world = -1
-    return Announcement(world, tuple(sorted(released)), parse_notice(leaves.get(NOTICE, "")))
+        found = json.loads(leaves.get(WORLD, "{}"))
+        world, admitted = int(found["target"]), None if found.get("admitted") is None else int(found["admitted"])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError, AttributeError):
+        world, admitted = -1, None
+    return Announcement(world, tuple(sorted(released)), admitted, parse_notice(leaves.get(NOTICE, "")))
 
 
 async def _announce_notice(keys: KeysClient, notice: Notice | None) -> None:
@@ -64,6 +66,7 @@ def parse_notice(text: str) -> Notice | None:
             target=None if found["target"] is None else int(found["target"]),
             step=None if found["step"] is None else int(found["step"]),
             proposed_at=float(found["proposed_at"]),
+            done_at=None if found.get("done_at") is None else float(found["done_at"]),
         )
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None

@@ -4,7 +4,7 @@
 """
 
 ROOT = "/basilica"
-WORLD = f"{ROOT}/world"  # {"target": N}: how many ranks take part
+WORLD = f"{ROOT}/world"  # {"target": N, "admitted": M}: how many ranks take part; those from M on are to wait
 NOTICE = f"{ROOT}/notice"  # the planned change that ranks are told of; absent: none
 MESH_READY = f"{ROOT}/mesh-ready"  # a key for each host that may begin
 MESH_DEGRADED = f"{ROOT}/mesh-degraded"  # a key for each host that may begin without reaching all others

@@ -37,7 +37,8 @@ def book_workers(turn: Turn, rank: RankStatus, seen: SeenAgent | None) -> RankSt
         early=() if seen.round > known.round else known.early,
         early_told=known.early_told and seen.round == known.round,
     )
-    rank = replace(rank, agent=agent)
+    held = rank.held_round if seen.round == rank.held_round else None
+    rank = replace(rank, agent=agent, held_round=held)
     for exit in seen.exits:
         if exit.number > known.booked and rank.agent is not None:
             rank = replace(_book_exit(turn, rank, rank.agent, exit), rank=rank.rank)
