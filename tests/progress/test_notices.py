@@ -222,8 +222,8 @@ for n in range(1, 10**9):
     while len(numbers) < 500 and time.monotonic() < end:
         notice = basilica.notice()
         if notice is not None:
-            assert notice.reason == (f"{notice._number} " * (1 + notice._number % 200))[:500]
-            numbers.add(notice._number)
+            assert notice.reason == (f"{notice._published.number} " * (1 + notice._published.number % 200))[:500]
+            numbers.add(notice._published.number)
     assert len(numbers) == 500
 
 
