@@ -29,6 +29,12 @@ PAIRS: list[tuple[type, type[Outgoing]]] = [
     (views.BenchResult, out.BenchResultView),
     (seen.BenchPoint, out.BenchPointView),
     (views.Event, out.EventView),
+    (views.RankAgent, out.RankAgentView),
+    (views.CrashLoop, out.CrashLoopView),
+    (views.Goodput, out.GoodputView),
+    (views.Loss, out.LossView),
+    (views.Incident, out.IncidentView),
+    (views.Notice, out.NoticeView),
     (views.Series, out.SeriesView),
     (views.SeriesPoint, out.SeriesPointView),
 ]
@@ -53,7 +59,8 @@ def schema(*path: str) -> set[str]:
 def test_the_custom_resource_has_the_parts_of_an_answer() -> None:
     assert schema("world") == keys(out.World)
     assert schema("conditions") == keys(out.ConditionView) | {"observedGeneration"}
-    assert schema("rankExits") == keys(out.Exit) - {"logTail", "traceback"} | {"error"}
+    only_in_the_api = {"logTail", "traceback", "message", "worker", "torchRank", "pid"}
+    assert schema("rankExits") == keys(out.Exit) - only_in_the_api | {"error"}
 
 
 def test_a_run_and_a_row_of_a_listing_are_read_by_name() -> None:

@@ -5,9 +5,10 @@ from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from basilica.core import accounts
 from basilica.core.seen import BenchPoint
 from basilica.core.waits import Snapshot
-from basilica.core.world import WorldStatus, last_line
+from basilica.core.world import ERROR_MAX, WorldStatus, last_line, worker_name
 from basilica.wire.views import read, wire_field
 
 _TERMINAL = ("succeeded", "failed", "cancelled")
@@ -59,8 +60,36 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankAgent:
+    """The torchrun agent of a rank. Worker `i` has torch's rank `torch_ranks[i]`, in a world of `world`.
+
+    `round` counts the starts of its workers; before the first it has none.
+    """
+
+    round: int = 0
+    group_rank: int = 0
+    world: int = 0
+    torch_ranks: tuple[int, ...] = ()
+    pids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrashLoop:
+    """Failures of a rank, or of its `worker`, that follow each other closely; `error` is that of the last one."""
+
+    count: int = field(metadata=wire_field(absent=0))
+    since: datetime | None
+    at: datetime | None
+    worker: int | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankStatus:
-    """One rank as last observed."""
+    """One rank as last observed. `cause` is what its time is charged with since `cause_since` (`Goodput.seconds`).
+
+    `agent` is None for a program that is no torchrun agent. `step` is the highest that the rank has reported.
+    """
 
     rank: int
     pod_name: str = field(metadata=wire_field(absent=""))
@@ -73,11 +102,20 @@ class RankStatus:
     note: str = ""
     report: RankReport | None = None
     stalled: Stalled | None = None
+    cause: str = ""
+    cause_since: datetime | None = None
+    agent: RankAgent | None = None
+    crashes: CrashLoop | None = None
+    step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RankExit:
-    """The exit of a rank. `exit_code` -1 with reason `Unknown`: it could not be observed."""
+    """The exit of a rank. `exit_code` -1 with reason `Unknown`: it could not be observed.
+
+    That of a worker of its torchrun agent has the worker's local rank in `worker`, and torch's rank in `torch_rank`.
+    `cause`: the worker whose failure made the agent exit, in words. `message`: the exception, where only that is known.
+    """
 
     rank: int
     exit_code: int
@@ -91,16 +129,26 @@ class RankExit:
     role: str | None = None
     log_tail: tuple[str, ...] = ()
     traceback: str = ""
+    worker: int | None = None
+    torch_rank: int | None = None
+    pid: int | None = None
+    cause: str = ""
+    message: str = ""
 
     @property
     def error(self) -> str:
         """The Python exception of the failure, in a line; empty where there was none."""
-        return last_line(self.traceback)
+        return last_line(self.traceback) or self.message[:ERROR_MAX]
+
+    @property
+    def place(self) -> str:
+        """The rank, or the worker of it, in words."""
+        return _place(self.rank, self.worker, self.torch_rank)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Culprit:
-    """The rank that failed first, with the evidence for it."""
+    """The rank that failed first, or its worker, with the evidence for it."""
 
     rank: int
     exit_code: int
@@ -109,6 +157,100 @@ class Culprit:
     confidence: str
     log_tail: tuple[str, ...] = ()
     traceback: str = ""
+    worker: int | None = None
+    torch_rank: int | None = None
+    pid: int | None = None
+    cause: str = ""
+    message: str = ""
+
+    @property
+    def place(self) -> str:
+        """The rank, or the worker of it, in words."""
+        return _place(self.rank, self.worker, self.torch_rank)
+
+
+def _place(rank: int, worker: int | None, torch_rank: int | None) -> str:
+    return f"rank {rank}" if worker is None else worker_name(rank, worker, torch_rank)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """The cause that cost most, in seconds of ranks."""
+
+    cause: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goodput:
+    """The account of a run's time: every second of every wanted rank has one cause, and `training` is one of them.
+
+    `seconds` has those of all ranks by cause, together `rank_seconds`: the wall time for each wanted rank. `least`
+    and `most` bound the share that trained, from 0 to 1. They are equal for a program that reports its steps
+    (`basilica.report`); time of which no cause is known is `unattributed`, and lies between them.
+    """
+
+    wall_seconds: float = 0.0
+    rank_seconds: float = 0.0
+    gpus_per_rank: int = 0
+    least: float = 0.0
+    most: float = 1.0
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    steps_recomputed: int = 0
+    largest_loss: Loss | None = None
+
+    @property
+    def figures(self) -> accounts.Figures:
+        return accounts.Figures(seconds=self.seconds, wall_seconds=self.wall_seconds, least=self.least, most=self.most)
+
+    def __str__(self) -> str:
+        return accounts.describe(self.figures)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """An interruption of the training: a `failure`, a `stall`, a `loss` of a rank, a `resize` or a `restart`.
+
+    It is over when every rank is at work again; `over_at` is None until then. Its cost is what the run lost meanwhile,
+    in seconds of ranks and of their GPUs; while it is open, so far.
+    """
+
+    number: int
+    kind: str = field(metadata=wire_field(absent=""))
+    at: datetime | None
+    over_at: datetime | None = None
+    what: str = ""
+    rank: int | None = None
+    worker: int | None = None
+    torch_rank: int | None = None
+    exit_code: int | None = None
+    signal: str | None = None
+    reason: str = ""
+    failures: int = 0
+    cost_seconds: float = 0.0
+    cost_gpu_seconds: float = 0.0
+    steps_recomputed: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        return self.over_at is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """A planned change that ranks were told of: it happens once they are ready, and at `until` at the latest.
+
+    `kind` is `scale`, `restart`, `cancel`, `deadline`, `preemption` or `drain`. `target`: the size of the world after
+    it. `step`: the last step before it, where the ranks have one in common.
+    """
+
+    number: int
+    kind: str = field(metadata=wire_field(absent=""))
+    since: datetime | None
+    until: datetime | None
+    reason: str = ""
+    target: int | None = None
+    step: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +315,10 @@ class RunView:
     ranks: tuple[RankStatus, ...] = ()
     exits: tuple[RankExit, ...] = field(default=(), metadata=wire_field("rankExits"))
     culprit: Culprit | None = None
+    worker_exits: tuple[RankExit, ...] = ()
+    goodput: Goodput | None = None
+    incidents: tuple[Incident, ...] = ()
+    notice: Notice | None = None
     bench: BenchStatus | None = None
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 

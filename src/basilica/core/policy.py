@@ -86,9 +86,11 @@ def role_of(exit: RankExit, culprit: Culprit | None) -> Role | None:
     """Culprit, victim (it failed after the culprit had), or stopped by us; None for a clean exit."""
     if exit.stopped:
         return "stopped"
-    if exit.exit_code == 0 or culprit is None:
+    if not exit.failed or culprit is None:
         return None
-    return "culprit" if exit.rank == culprit.exit.rank else "victim"
+    first = culprit.exit
+    mine = exit.rank == first.rank and (exit.worker is None or first.worker in (None, exit.worker))
+    return "culprit" if mine else "victim"
 
 
 def last_exits(exits: Iterable[RankExit]) -> list[RankExit]:

@@ -5,17 +5,18 @@ from enum import StrEnum
 from functools import cache
 from typing import Any, TypeVar, get_args
 
-from basilica.core import metering, policy
+from basilica.core import accounts, metering, policy
 from basilica.core.damage import DAMAGED, DamagedRun
 from basilica.core.deployment import Deployment
 from basilica.core.errors import DeploymentDamaged
 from basilica.core.events import RecordedEvent
+from basilica.core.goodput import Goodput
 from basilica.core.phase import Phase, RankPhase
 from basilica.core.reports import Report, Series
 from basilica.core.spec import DeploymentSpec, Exec, Wanted
 from basilica.core.status import BenchStatus, DeploymentStatus
 from basilica.core.why import Absence, why
-from basilica.core.world import RankExit, RankStatus, WorldSize
+from basilica.core.world import RankAgent, RankExit, RankStatus, WorldSize
 from basilica.wire import responses as out
 from basilica.wire.base import Outgoing, rfc3339, rfc3339_or_none
 from basilica.wire.views import is_moment
@@ -70,7 +71,17 @@ def render_rank(rank: RankStatus, instance: str, report: Report | None = None) -
         phase=_RANK_PHASES[rank.phase],  # the published client's words; `state` has ours
         state=rank.phase.value,
         report=None if report is None else filled(out.RankReport, report),
+        cause=None if rank.segment is None else rank.segment.cause.value,
+        cause_since=None if rank.segment is None else rfc3339(rank.segment.since),
+        agent=None if rank.agent is None else render_agent(rank.agent),
+        step=None if rank.steps is None else rank.steps.reached,
     )
+
+
+def render_agent(agent: RankAgent) -> out.RankAgentView:
+    """Return a torchrun agent. It has torch ranks once its workers have been started."""
+    torch_ranks = range(agent.first_torch_rank, agent.first_torch_rank + agent.nproc) if agent.round else ()
+    return filled(out.RankAgentView, agent, torch_ranks=list(torch_ranks))
 
 
 def render_series(series: Series) -> out.SeriesView:
@@ -86,6 +97,11 @@ def render_exits(status: DeploymentStatus, culprit: policy.Culprit | None) -> li
 
 def render_exit(exit: RankExit, culprit: policy.Culprit | None) -> out.Exit:
     return filled(out.Exit, exit, exit_code=_exit_code(exit), role=policy.role_of(exit, culprit))
+
+
+def render_worker_exits(status: DeploymentStatus, culprit: policy.Culprit | None) -> list[out.Exit]:
+    """Return the latest failures of workers, in the order in which they were seen."""
+    return [render_exit(exit, culprit) for exit in status.failures if exit.worker is not None]
 
 
 def _exit_code(exit: RankExit) -> int:
@@ -161,6 +177,27 @@ def render_usage(status: DeploymentStatus, now: float | None) -> out.UsageView:
     )
 
 
+def render_goodput(spec: DeploymentSpec, status: DeploymentStatus, now: float | None) -> out.GoodputView:
+    account: Goodput = accounts.goodput_of(spec, status, now)
+    loss = account.largest_loss
+    return filled(
+        out.GoodputView,
+        account,
+        seconds={cause.value: seconds for cause, seconds in account.seconds.items()},
+        largest_loss=None if loss is None else out.LossView(cause=loss[0].value, seconds=loss[1]),
+    )
+
+
+def render_incidents(spec: DeploymentSpec, status: DeploymentStatus, now: float | None) -> list[out.IncidentView]:
+    """Return the incidents, the newest last."""
+    rendered = []
+    for incident in status.incidents:
+        cost = accounts.cost_of(incident, spec, status, now)
+        facts = {"cost_seconds": cost.seconds, "cost_gpu_seconds": cost.gpu_seconds}
+        rendered.append(filled(out.IncidentView, incident, steps_recomputed=cost.steps_recomputed, **facts))
+    return rendered
+
+
 def render_distributed(
     instance: str,
     spec: DeploymentSpec,
@@ -171,6 +208,7 @@ def render_distributed(
     unattended: Absence | None = None,
 ) -> out.Distributed:
     culprit = culprit_of(status)
+    until = None if unattended is not None else now
     return filled(
         out.Distributed,
         status,
@@ -183,7 +221,10 @@ def render_distributed(
         generation=spec.generation,
         blocked_on=why(spec, status, now, unattended),
         culprit=None if culprit is None else render_culprit(culprit),
-        usage=render_usage(status, None if unattended is not None else now),
+        usage=render_usage(status, until),
+        goodput=render_goodput(spec, status, until),
+        incidents=render_incidents(spec, status, until),
+        worker_exits=render_worker_exits(status, culprit),
     )
 
 

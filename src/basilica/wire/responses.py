@@ -47,7 +47,29 @@ class RankStall(Outgoing):
     stack: str | None = None
 
 
+class RankAgentView(Outgoing):
+    """The torchrun agent of a rank: its round, its place among the agents, and its workers by local rank."""
+
+    round: int
+    group_rank: int
+    world: int
+    torch_ranks: list[int]
+    pids: list[int]
+
+
+class CrashLoopView(Outgoing):
+    """Failures of a rank, or of one of its workers, that follow each other closely."""
+
+    count: int
+    since: str
+    at: str
+    worker: int | None = None
+    error: str | None = None
+
+
 class Rank(Outgoing):
+    """One rank. `cause`: what its time is charged with, since `causeSince`. `step`: the highest that it reached."""
+
     rank: int
     pod_name: str
     phase: str
@@ -61,9 +83,17 @@ class Rank(Outgoing):
     note: str | None = None
     report: RankReport | None = None
     stalled: RankStall | None = None
+    cause: str | None = None
+    cause_since: str | None = None
+    agent: RankAgentView | None = None
+    crashes: CrashLoopView | None = None
+    step: int | None = None
 
 
 class Exit(Outgoing):
+    """The exit of a rank, or of a worker of its torchrun agent: then `worker` is its local rank. `cause`: the worker
+    whose failure made the agent exit, in words."""
+
     rank: int
     exit_code: int
     restart_count: int
@@ -75,6 +105,11 @@ class Exit(Outgoing):
     role: str | None = None
     log_tail: list[str] | None = None
     traceback: str | None = None
+    worker: int | None = None
+    torch_rank: int | None = None
+    pid: int | None = None
+    cause: str | None = None
+    message: str | None = None
 
 
 class CulpritView(Outgoing):
@@ -85,6 +120,11 @@ class CulpritView(Outgoing):
     confidence: str
     log_tail: list[str]
     traceback: str | None = None
+    worker: int | None = None
+    torch_rank: int | None = None
+    pid: int | None = None
+    cause: str | None = None
+    message: str | None = None
 
 
 class ConditionView(Outgoing):
@@ -164,6 +204,60 @@ class UsageView(Outgoing):
     until: str | None = None
 
 
+class LossView(Outgoing):
+    cause: str
+    seconds: float
+
+
+class GoodputView(Outgoing):
+    """The account of a run's time: every second of every wanted rank has one cause.
+
+    `seconds` has those of all ranks by cause. `least` and `most` bound the share that trained; they differ by the time
+    of programs that reported no steps.
+    """
+
+    wall_seconds: float
+    rank_seconds: float
+    gpus_per_rank: int
+    least: float
+    most: float
+    seconds: dict[str, float]
+    steps_recomputed: int
+    largest_loss: LossView | None = None
+
+
+class IncidentView(Outgoing):
+    """An interruption of the training, until every rank was at work again. The cost of an open one is that so far."""
+
+    number: int
+    kind: str
+    at: str
+    over_at: str | None = None
+    what: str
+    rank: int | None = None
+    worker: int | None = None
+    torch_rank: int | None = None
+    exit_code: int | None = None
+    signal: str | None = None
+    reason: str | None = None
+    failures: int
+    cost_seconds: float
+    cost_gpu_seconds: float
+    steps_recomputed: int
+
+
+class NoticeView(Outgoing):
+    """A planned change that ranks were told of. It happens when they are ready, at `until` at the latest."""
+
+    number: int
+    kind: str
+    since: str
+    until: str
+    reason: str | None = None
+    target: int | None = None
+    step: int | None = None
+
+
 class Distributed(Outgoing):
     world_size: World
     transport: str
@@ -181,6 +275,10 @@ class Distributed(Outgoing):
     blocked_on: str
     culprit: CulpritView | None = None
     usage: UsageView
+    goodput: GoodputView
+    incidents: list[IncidentView]
+    notice: NoticeView | None = None
+    worker_exits: list[Exit]
 
 
 class DeploymentResponse(Outgoing):

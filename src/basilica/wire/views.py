@@ -35,7 +35,7 @@ def key_of(field: Field[Any]) -> str:
 def is_moment(name: str) -> bool:
     """Return whether the field is a time: seconds since the epoch in the core, RFC 3339 on the wire, a datetime in the
     client."""
-    return name in ("at", "since") or name.endswith("_at")
+    return name in ("at", "since", "until") or name.endswith("_at")
 
 
 def moment(text: str | None) -> datetime | None:

@@ -20,6 +20,9 @@ UNKNOWN_STEP_SECONDS, SOON_SECONDS = 1.0, 0.2
 FOLLOWED = frozenset({Cause.TRAINING, Cause.RECOMPUTING, Cause.STALLED, Cause.CHANGING})
 """The causes of a reporting rank that silent ranks of the same gang share with it."""
 
+ENDS_THE_START = frozenset({Cause.RENDEZVOUS, Cause.TRAINING, Cause.RECOMPUTING})
+"""The causes that show that what came before was the start; the end of a silent program shows nothing of the kind."""
+
 _OF_PHASES = {
     RankPhase.SUCCEEDED: Cause.FINISHED,
     RankPhase.LOST: Cause.DEGRADED,
@@ -68,7 +71,7 @@ def _facts(turn: Turn, rank: RankStatus, seen: SeenRank, stalled: Stalled | None
 
 def _enter(turn: Turn, rank: RankStatus, cause: Cause, at: float, *, resolvable: bool | None = None) -> RankStatus:
     segment = rank.segment or Segment(cause, at)
-    if cause is not Cause.UNATTRIBUTED:
+    if cause in ENDS_THE_START:
         segment = goodput.resolve(segment, Cause.STARTING)
     unknown = cause is Cause.UNATTRIBUTED if resolvable is None else resolvable
     ledger, segment = goodput.enter(turn.status.ledger, segment, cause, at, resolvable=unknown)

@@ -251,6 +251,7 @@ def _rank_exits() -> Json:
             "node": _text("", 256),
             "role": _text("culprit, victim or stopped.", 64),
             "error": _text("The Python exception that it failed with, in a line.", 1024),
+            "cause": _text("The worker whose failure made the rank's torchrun agent exit.", 1024),
         },
         required=["rank", "exitCode", "restartCount", "terminationReason", "finishedAt"],
     )

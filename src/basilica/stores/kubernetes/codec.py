@@ -36,6 +36,7 @@ UNRESOLVED = 0  # the version of an event whose write had no version yet
 
 FAILURES_KEPT = 512
 _TIMES = ("started_at", "finished_at", "seen_at", "metered_until", "restart_at", "missing_since", "silent_since")
+_ONLY_IN_THE_API = ("log_tail", "traceback", "message", "worker", "torch_rank", "pid")
 _PLAIN_MAX = 4096  # longer texts are compressed: a thousand ranks are much alike
 _PACKED = "zlib:"
 
@@ -105,13 +106,14 @@ def _rank_exits(status: DeploymentStatus, culprit: Culprit | None) -> Json:
 
 
 def _rank_exit(exit: RankExit, culprit: Culprit | None) -> Json:
-    shown = _shown(render_exit(exit, culprit), "log_tail", "traceback")
+    shown = _shown(render_exit(exit, culprit), *_ONLY_IN_THE_API)
     own = {
         "terminationReason": exit.termination_reason[:256],
         "node": exit.node[:256] or None,
         "startedAt": None if exit.started_at is None else timestamp(exit.started_at),
         "finishedAt": timestamp(exit.finished_at),
         "error": exit.error or None,
+        "cause": exit.cause[:1024] or None,
     }
     return {name: value for name, value in (shown | own).items() if value is not None}
 
