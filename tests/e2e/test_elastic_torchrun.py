@@ -147,6 +147,7 @@ def test_an_agent_that_gave_up_shuts_out_neither_its_successor_nor_a_late_joiner
         (folder / "fail-0").touch()
         assert agents[0].process.wait(PATIENCE) == 1
         agents[1].process.wait(PATIENCE)  # without restarts the loss of its peer ends it too, and it closes as well
+        run.until_open()
 
         began = time.time()
         again = run.start(2)
@@ -191,7 +192,10 @@ def test_an_agent_that_dies_before_it_said_who_it_is_takes_no_other_with_it(seat
 
 def test_an_agent_that_waits_for_a_lost_peer_ends_when_it_is_asked_to(tmp_path: Path) -> None:
     """Once it has had workers, torch takes the signal for a failed attempt to meet, and tries again."""
-    with rendezvous("ours", tmp_path) as endpoint, Fleet(endpoint, "lost", tmp_path / "run", nodes=(2, 2)) as run:
+    with (
+        rendezvous("ours", tmp_path) as endpoint,
+        Fleet(endpoint, "lost", tmp_path / "run", nodes=(2, 2), script=TRAIN_WITHOUT_TORCH) as run,
+    ):
         began = time.time()
         left, lost = run.start(2)
         run.first_step(2, began)
