@@ -21,9 +21,30 @@ from basilica.runtimes.local.bench import HOME
 from basilica.runtimes.local.hosts import Host
 from basilica.runtimes.local.records import Record, read_record
 from tests.runtime_local.machine import SLEEP, Machine
+from tests.support import probes
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probes measure little, and without torch."""
+    monkeypatch.setenv("PYTHONPATH", probes.path_with(probes.QUICK, tmp_path / "quick")["PYTHONPATH"])
+
+
+@pytest.fixture
+def endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probes that have started stay until they are ended."""
+    monkeypatch.setenv("PYTHONPATH", probes.path_with(probes.ENDLESS, tmp_path / "endless")["PYTHONPATH"])
+
+
+@pytest.fixture
+def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Probes that have started measure once this file is there."""
+    found = tmp_path / "gate"
+    monkeypatch.setenv("PYTHONPATH", probes.path_with(probes.waiting_for(found), tmp_path / "gated")["PYTHONPATH"])
+    return found
 
 
 def benched(machine: Machine, name: str = "train") -> Run:
@@ -106,6 +127,7 @@ async def test_the_loopback_is_measured_beside_the_ranks(machine: Machine) -> No
         assert await seen(machine, run) == done
 
 
+@pytest.mark.usefixtures("quick")
 async def test_between_two_hosts_it_is_their_link(machine: Machine) -> None:
     async with machine.control_plane(hosts=(Host("north"), Host("south"))):
         run = machine.run(SLEEP, world=WorldSize(2, 2, 2), bench=BenchOnStart("strict"))
@@ -125,6 +147,7 @@ async def test_a_run_without_a_bench_has_none(machine: Machine) -> None:
         assert await seen(machine, machine.run(SLEEP)) is None
 
 
+@pytest.mark.usefixtures("endless")
 async def test_it_steps_back_behind_the_ranks_and_takes_no_gpu(machine: Machine) -> None:
     async with machine.control_plane():
         run = benched(machine)
@@ -139,6 +162,7 @@ async def test_it_steps_back_behind_the_ranks_and_takes_no_gpu(machine: Machine)
         await until(machine, run, BenchPhase.SKIPPED)
 
 
+@pytest.mark.usefixtures("endless")
 async def test_to_end_it_ends_both_and_leaves_nothing(machine: Machine) -> None:
     async with machine.control_plane():
         run = benched(machine)
@@ -152,6 +176,7 @@ async def test_to_end_it_ends_both_and_leaves_nothing(machine: Machine) -> None:
         assert await seen(machine, run) == done  # one that was ended does not come back
 
 
+@pytest.mark.usefixtures("endless")
 async def test_it_is_ended_even_if_the_wish_cannot_be_written_down(machine: Machine) -> None:
     async with machine.control_plane():
         run = benched(machine)
@@ -173,6 +198,7 @@ async def test_one_that_is_ended_before_it_began_never_begins(machine: Machine) 
         assert processes(machine, run) == []
 
 
+@pytest.mark.usefixtures("endless")
 async def test_it_does_not_outlive_the_removal_of_its_run(machine: Machine) -> None:
     async with machine.control_plane():
         run = benched(machine)
@@ -183,6 +209,7 @@ async def test_it_does_not_outlive_the_removal_of_its_run(machine: Machine) -> N
         assert not machine.layout.run(run.instance).exists()
 
 
+@pytest.mark.usefixtures("endless")
 async def test_an_end_that_is_killed_fails_the_probe_and_not_the_run(machine: Machine) -> None:
     async with machine.control_plane():
         run = benched(machine)
@@ -200,6 +227,7 @@ async def test_an_end_that_is_killed_fails_the_probe_and_not_the_run(machine: Ma
         await machine.until_ended(run)
 
 
+@pytest.mark.usefixtures("endless")
 async def test_a_probe_whose_supervisor_is_killed_is_cleared_away(machine: Machine) -> None:
     async with machine.control_plane():
         run = benched(machine)
@@ -277,25 +305,27 @@ def kill_a_control_plane(machine: Machine, *arguments: str) -> None:
         process.kill()
 
 
-async def test_it_outlives_the_control_plane_and_its_result_is_found(machine: Machine) -> None:
+async def test_it_outlives_the_control_plane_and_its_result_is_found(machine: Machine, gate: Path) -> None:
     run = benched(machine)
     kill_a_control_plane(machine, "launch")
     before = sorted(processes(machine, run))
     async with machine.control_plane():
         bench = await seen(machine, run)
         assert bench is not None
-        if bench.phase is BenchPhase.RUNNING:
-            await machine.runtime.probe(run, Probe("preferred"))
-            assert set(processes(machine, run)) <= set(before)  # no second pair
+        assert bench.phase is BenchPhase.RUNNING
+        await machine.runtime.probe(run, Probe("preferred"))
+        assert sorted(processes(machine, run)) == before  # no second pair
+        gate.touch()
         done = await until(machine, run, BenchPhase.SUCCEEDED)
         assert done.result is not None
         await machine.stop(run)
         await machine.until_ended(run)
 
 
-async def test_a_result_that_came_while_nobody_looked_is_found(machine: Machine) -> None:
+async def test_a_result_that_came_while_nobody_looked_is_found(machine: Machine, gate: Path) -> None:
     run = benched(machine)
     kill_a_control_plane(machine, "launch")
+    gate.touch()
     async with asyncio.timeout(PATIENCE_S):
         while record_of(machine, run).exit is None:
             await asyncio.sleep(0.05)
@@ -307,26 +337,29 @@ async def test_a_result_that_came_while_nobody_looked_is_found(machine: Machine)
         await machine.until_ended(run)
 
 
+@pytest.mark.usefixtures("endless")
 async def test_one_that_an_earlier_control_plane_started_can_be_ended(machine: Machine) -> None:
     run = benched(machine)
     kill_a_control_plane(machine, "launch")
     async with machine.control_plane():
         await machine.runtime.end_probe(run)
-        await until(machine, run, BenchPhase.SKIPPED, BenchPhase.SUCCEEDED)
+        await until(machine, run, BenchPhase.SKIPPED)
         assert processes(machine, run) == []
         await machine.stop(run)
         await machine.until_ended(run)
 
 
+@pytest.mark.usefixtures("endless")
 async def test_one_that_outlived_its_run_is_ended_at_the_next_start(machine: Machine) -> None:
     """The end of the run was saved, and the control plane died before it could end the probe."""
     run = benched(machine)
     kill_a_control_plane(machine)
     async with machine.control_plane():
-        await until(machine, run, BenchPhase.SKIPPED, BenchPhase.SUCCEEDED)
+        await until(machine, run, BenchPhase.SKIPPED)
         assert processes(machine, run) == []
 
 
+@pytest.mark.usefixtures("endless")
 async def test_two_control_planes_one_after_the_other_start_one_pair(machine: Machine) -> None:
     """The second may ask before the first one's supervisor has claimed: the claim decides."""
     run = benched(machine)

@@ -8,8 +8,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 import urllib.parse
@@ -21,8 +19,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from basilica.rendezvous.driver import Driver
+from tests.support.zygote import Zygote
 
 PATIENCE = 120.0
+zygote = Zygote()  # it ends with this process
 
 TRAIN = """
 import datetime, os, sys, time
@@ -130,8 +130,8 @@ class Agent:
         self.number, self.log = number, folder / f"agent-{number}.log"
         env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **env}
         env |= {"AGENT": str(rank), "BASILICA_RANK": str(rank)}
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=env, start_new_session=True)
+        self.log.touch()
+        self.process = zygote.start(command, self.log, env)
 
     def terminate(self) -> None:
         self.process.send_signal(signal.SIGTERM)
@@ -218,7 +218,7 @@ class Fleet(Ledger):
         plain += [f"--rdzv-endpoint={endpoint}", f"--rdzv-id={run_id}", "--max-restarts=10"]
         rest = [*options, str(folder / "train.py"), str(folder)]
         launched = [launcher] if launcher else [[*plain, f"--rdzv-backend={backend}"] for backend in backends]
-        self._commands = [[sys.executable, "-u", "-m", *each, *rest] for each in launched]
+        self._commands = [[*each, *rest] for each in launched]
         self.agents: list[Agent] = []
 
     def start(self, count: int = 1, rank: int | None = None) -> list[Agent]:
@@ -234,6 +234,16 @@ class Fleet(Ledger):
         form = urllib.parse.urlencode({"value": json.dumps({"target": target})}).encode()
         url = f"http://{self.endpoint}/v2/keys/basilica/world"
         urllib.request.urlopen(urllib.request.Request(url, form, method="PUT"), timeout=10).close()
+
+    def until_open(self) -> None:
+        """Wait until a rendezvous that an agent has closed is open again."""
+        url = f"http://{self.endpoint}/v2/keys/torchelastic/p2p/run_{self.run_id}/rdzv/active_version"
+
+        def is_open() -> bool:
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                return bool(json.loads(json.load(answer)["node"]["value"])["status"] != "closed")
+
+        self.until(is_open, "rendezvous that is open again")
 
     def said(self) -> str:
         return "\n".join(agent.said() for agent in self.agents)
