@@ -549,7 +549,7 @@ def test_waiting_takes_next_to_no_time_of_the_processor(here: Place) -> None:
 
 def test_a_forked_child_listens_for_itself(place: Place) -> None:
     code = """
-import os, basilica
+import os, time, basilica
 from basilica.progress import notices
 basilica.report(step=3)
 assert basilica.notice() is None
@@ -559,11 +559,12 @@ notices._here._lock.release() if pid else None
 print(os.getpid(), flush=True)
 if pid == 0:
     basilica.report(step=1)  # a step of its own: the parent's is past that of the notice
-    while (notice := basilica.notice()) is None: pass
+    while (notice := basilica.notice()) is None: time.sleep(0.001)
     notice.ready()
     os._exit(0)
 while os.waitpid(pid, os.WNOHANG)[0] == 0:
     assert basilica.notice() is None
+    time.sleep(0.001)
 """
     place.withdraw()
     process = place.start(code)
