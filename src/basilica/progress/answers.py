@@ -12,7 +12,7 @@ answers to it.
 import re
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from basilica.machine import files as door
 from basilica.machine.layout import Key, Layout
@@ -38,7 +38,7 @@ class Answer:
     number: int
     state: State
     step: int | None
-    mono: float = 0.0
+    mono: float = field(default=0.0, compare=False)
 
 
 def read_answers(layout: Layout, instance: str) -> dict[Key, Answer]:
