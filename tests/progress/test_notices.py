@@ -556,7 +556,7 @@ assert basilica.notice() is None
 notices._here._lock.acquire()  # as another thread may hold it at that moment
 pid = os.fork()
 notices._here._lock.release() if pid else None
-print(os.getpid(), flush=True)
+os.write(1, b"%d\\n" % os.getpid())  # in one piece: print may write the end of a line apart
 if pid == 0:
     basilica.report(step=1)  # a step of its own: the parent's is past that of the notice
     while (notice := basilica.notice()) is None: time.sleep(0.001)
