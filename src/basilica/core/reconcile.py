@@ -26,7 +26,7 @@ from basilica.core.steps.shaping import RELAUNCH_DELAY, shape_the_world, watch_t
 from basilica.core.steps.sightings import take_in
 from basilica.core.steps.spec_changes import obey_spec
 from basilica.core.steps.turn import Turn
-from basilica.core.steps.verdicts import judge, keep_deadlines, notice_readiness
+from basilica.core.steps.verdicts import announce_deadlines, judge, keep_deadlines, notice_readiness
 
 __all__ = ["RELAUNCH_DELAY", "reconcile"]
 
@@ -36,6 +36,7 @@ def reconcile(spec: DeploymentSpec, status: DeploymentStatus, seen: Sighting, no
     turn = Turn(spec, status, seen, now)
     take_in(turn)
     if not turn.ended:
+        release_ranks(turn)
         obey_spec(turn)
     if not turn.ended:
         notice_readiness(turn)
@@ -48,7 +49,7 @@ def reconcile(spec: DeploymentSpec, status: DeploymentStatus, seen: Sighting, no
     else:
         shape_the_world(turn)
         admit_newcomers(turn)
-        release_ranks(turn)
+        announce_deadlines(turn)
         name_the_phase(turn)
         open_the_gate(turn)
     watch_the_stopping(turn)

@@ -2,16 +2,16 @@
 
 from dataclasses import replace
 
-from basilica.core.actions import Stop
 from basilica.core.events import Reason
 from basilica.core.notice_rules import Listener, common_step, follow, is_due, look_again_at
 from basilica.core.notices import Notice, NoticeKind
 from basilica.core.phase import RankPhase
+from basilica.core.steps import stalling
 from basilica.core.steps.shaping import is_outdated
 from basilica.core.steps.turn import Turn
 
 SOONEST_SECONDS = 1.0  # that a change waits once the platform takes ranks away
-HELD_SECONDS_MAX = 15.0  # after a change until ranks that it has not reached go on
+HELD_SECONDS_MIN, HELD_SECONDS_MAX = 0.05, 15.0  # after a change until ranks that it does not reach go on
 
 
 def waits_for_ranks(turn: Turn, kind: NoticeKind, limit: float, reason: str, target: int | None = None) -> bool:
@@ -50,9 +50,13 @@ def _waits(turn: Turn, kind: NoticeKind, until: float, reason: str, target: int 
 
 def listeners_of(turn: Turn) -> list[Listener]:
     """Return the ranks that read notices and stay; not those that this turn stops anyway."""
-    target = turn.status.world_target
-    mine = ((turn.ranks[number], listener) for number, listener in turn.listeners.items() if number < target)
-    return [listener for rank, listener in mine if not is_outdated(turn, rank)]
+    stuck = stalling.first_due(turn)
+    staying = {
+        rank.rank
+        for rank in turn.wanted()
+        if rank.phase is RankPhase.RUNNING and not is_outdated(turn, rank) and rank is not stuck
+    }
+    return [listener for number, listener in turn.listeners.items() if number in staying]
 
 
 def _published(turn: Turn, kind: NoticeKind, until: float, reason: str, target: int | None) -> Notice:
@@ -79,6 +83,7 @@ def _carry_out(turn: Turn, notice: Notice, listeners: list[Listener]) -> None:
         late = f"{unready} of {len(listeners)} ranks were not ready in time"
         turn.say(Reason.NOTICE_OVER, f"{notice.describe()} did not wait any longer: {late}", warning=True)
     turn.status = replace(turn.status, notice=replace(notice, done_at=turn.now))
+    turn.wakes.append(turn.now + HELD_SECONDS_MIN)
     hold_rounds(turn)
 
 
@@ -105,17 +110,19 @@ def release_ranks(turn: Turn) -> None:
         for rank in turn.ranks.values()
         if rank.phase.may_run
     )
-    if not waiting or turn.due(notice.done_at + HELD_SECONDS_MAX):
+    if turn.due(notice.done_at + (HELD_SECONDS_MAX if waiting else HELD_SECONDS_MIN)):
         turn.status = replace(turn.status, notice=None)
 
 
 def admit_newcomers(turn: Turn) -> None:
     """Let new ranks into a running world once they have arrived and the others are ready for them."""
     inside, target = turn.status.admitted, turn.status.world_target
-    if inside is None:
+    if inside is None or turn.held:
         return
     listeners = [each for each in listeners_of(turn) if each.rank < inside]
     if listeners and not all(_has_arrived(turn, number) for number in range(inside, target)):
+        if turn.status.notice is not None and turn.status.notice.kind is NoticeKind.SCALE:
+            end_notice(turn)  # training goes on until the new ranks are back
         return
     what = f"the world goes from {inside} to {target} ranks"
     if listeners and waits_for_ranks(turn, NoticeKind.SCALE, turn.spec.notice_seconds, what, target):
@@ -158,4 +165,3 @@ def heed_leaving_ranks(turn: Turn) -> None:
     for number in gone:
         rank = turn.ranks[number]
         turn.ranks[number] = replace(rank, phase=RankPhase.STOPPING, stop_reason=kind.value.capitalize())
-        turn.actions.append(Stop(number, rank.attempt, turn.spec.grace_seconds))

@@ -60,9 +60,8 @@ def _book_exit(turn: Turn, rank: RankStatus, agent: RankAgent, seen: SeenWorkerE
     what = f"{exit.place} {policy.describe_exit(exit)}"
     turn.say(Reason.WORKER_FAILED, what, warning=not exit.echo)
     turn.troubles.append(Trouble(IncidentKind.FAILURE, exit.finished_at, what, rank.rank, exit))
-    if exit.echo:
-        return rank
-    return replace(rank, crashes=policy.count_crash(rank.crashes, exit))
+    rank = replace(rank, held_round=agent.round)  # its peers end with it, and all start again
+    return rank if exit.echo else replace(rank, crashes=policy.count_crash(rank.crashes, exit))
 
 
 def _exit_of(turn: Turn, rank: RankStatus, seen: SeenWorkerExit) -> RankExit:
