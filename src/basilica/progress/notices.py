@@ -147,11 +147,12 @@ class _Listener:
             now = time.monotonic()
             if now < self.try_at:
                 return False
-            self.try_at = now + TRY_AGAIN
             path = os.environ.get(NOTICE_ENV)
+            self.view = _mapped(path) if path else None
+            if self.view is None:  # set last: other threads do not wait for a look that is under way
+                self.try_at = now + TRY_AGAIN
             if not path:
                 return False
-            self.view = _mapped(path)
         if self._unanswered is not None and time.monotonic() >= self._answer_at:
             self._answer(self._unanswered)
         if self.view is None:
