@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,11 +41,11 @@ def endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Probes that have started measure once this file is there."""
-    found = tmp_path / "gate"
-    monkeypatch.setenv("PYTHONPATH", probes.path_with(probes.waiting_for(found), tmp_path / "gated")["PYTHONPATH"])
-    return found
+def let_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Probes that have started measure once this was called."""
+    gate = tmp_path / "gate"
+    monkeypatch.setenv("PYTHONPATH", probes.path_with(probes.waiting_for(gate), tmp_path / "gated")["PYTHONPATH"])
+    return gate.touch
 
 
 def benched(machine: Machine, name: str = "train") -> Run:
@@ -305,7 +306,9 @@ def kill_a_control_plane(machine: Machine, *arguments: str) -> None:
         process.kill()
 
 
-async def test_it_outlives_the_control_plane_and_its_result_is_found(machine: Machine, gate: Path) -> None:
+async def test_it_outlives_the_control_plane_and_its_result_is_found(
+    machine: Machine, let_measure: Callable[[], None]
+) -> None:
     run = benched(machine)
     kill_a_control_plane(machine, "launch")
     before = sorted(processes(machine, run))
@@ -315,17 +318,19 @@ async def test_it_outlives_the_control_plane_and_its_result_is_found(machine: Ma
         assert bench.phase is BenchPhase.RUNNING
         await machine.runtime.probe(run, Probe("preferred"))
         assert sorted(processes(machine, run)) == before  # no second pair
-        gate.touch()
+        let_measure()
         done = await until(machine, run, BenchPhase.SUCCEEDED)
         assert done.result is not None
         await machine.stop(run)
         await machine.until_ended(run)
 
 
-async def test_a_result_that_came_while_nobody_looked_is_found(machine: Machine, gate: Path) -> None:
+async def test_a_result_that_came_while_nobody_looked_is_found(
+    machine: Machine, let_measure: Callable[[], None]
+) -> None:
     run = benched(machine)
     kill_a_control_plane(machine, "launch")
-    gate.touch()
+    let_measure()
     async with asyncio.timeout(PATIENCE_S):
         while record_of(machine, run).exit is None:
             await asyncio.sleep(0.05)
