@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.live import Live
 
 import basilica
-from basilica.cli import metrics, show, show_diloco
+from basilica.cli import metrics, show, show_diloco, show_live
 from basilica.client.effects import NoAnswer
 from basilica.diloco import ArrayDiLoCo, ObjectStoreAllReduce
 from basilica.diloco.bucket import Bucket
@@ -164,8 +164,8 @@ def watch(training: basilica.DistributedTraining, bucket: Bucket, console: Conso
         for view in training.changes(reports=True):
             if isinstance(view, NoAnswer):
                 continue
-            frame = show.Frame(view=view, events=training.events(limit=show.EVENTS_SHOWN))
-            live.update(show.screen(frame, width=console.width, height=console.height), refresh=True)
+            frame = show_live.Frame(view=view, events=training.events(limit=show_live.EVENTS_SHOWN))
+            live.update(show_live.screen(frame, width=console.width, height=console.height), refresh=True)
             if not killed and _rounds(bucket) >= KILL_AT:
                 killed = kill(bucket)
 

@@ -79,6 +79,7 @@ COMMANDS = [
     "train events",
     "train exec",
     "train exits",
+    "train goodput",
     "train logs",
     "train ls",
     "train metrics",
@@ -96,10 +97,11 @@ COMMANDS = [
 
 EXPORTS = """
 AuthenticationError AuthorizationError BadResult BasilicaClient BasilicaError BelowMinimumWorld BenchPoint BenchResult
-BenchStatus Conflict Culprit DeployOptions DeploymentNotFound DistributedError DistributedTraining Event NameInUse
-NetworkError Notice ProviderFilter QuotaExceeded RankExit RankReport RankStatus RateLimitError RendezvousUnavailable
-RunView Series SeriesPoint ServerError Stalled UDTerminalState ValidationError WorldClosed WorldSize
-WorldSizeOutOfBounds WorldStatus __version__ distributed mesh_status mesh_wait mesh_wait_async notice report shutdown
+BenchStatus Conflict CrashLoop Culprit DeployOptions DeploymentNotFound DistributedError DistributedTraining Event
+Goodput Incident Loss NameInUse NetworkError Notice PlannedChange ProviderFilter QuotaExceeded RankAgent RankExit
+RankReport RankStatus RateLimitError RendezvousUnavailable RunView Series SeriesPoint ServerError Stalled
+UDTerminalState ValidationError WorldClosed WorldSize WorldSizeOutOfBounds WorldStatus __version__ distributed
+mesh_status mesh_wait mesh_wait_async notice report shutdown
 """
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import basilica
-from basilica.cli import metrics, show
+from basilica.cli import metrics, show, show_live
 from basilica.client.views import RankReport, RankStatus, Series, SeriesPoint, Stalled
 from basilica.core.reports import ROUND_NUMBERS
 from tests.cli.test_train_show import HOSTILE, NOW, drawn, run
@@ -107,9 +107,9 @@ def test_the_picture_is_svg_that_nobody_can_inject_into() -> None:
 
 def test_the_live_view_shows_steps_and_the_loss_of_each_rank_once_something_is_reported() -> None:
     silent = run(2)
-    assert "STEP" not in drawn(show.screen(show.Frame(view=silent), width=100, height=24))
+    assert "STEP" not in drawn(show_live.screen(show_live.Frame(view=silent), width=100, height=24))
     talking = replace(silent, ranks=(reporting(0, loss=0.25, acc=0.5), reporting(1, stalled=True, loss=math.nan)))
-    text = drawn(show.screen(show.Frame(view=talking), width=100, height=24))
+    text = drawn(show_live.screen(show_live.Frame(view=talking), width=100, height=24))
     head = next(line for line in text.splitlines() if line.startswith("RANK"))
     assert head.split() == ["RANK", "STATE", "RESTARTS", "STEP", "STEPS/S", "LOSS", "NODE"]
     rows = [line.split() for line in text.splitlines() if line[:2] in ("0 ", "1 ")]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
-from basilica.cli import show, show_bench
+from basilica.cli import show, show_bench, show_live
 from basilica.cli.train.outcome import exit_code
 from basilica.client.views import BenchResult, BenchStatus, Culprit, Event, RankExit, RankStatus, RunView
 from basilica.core.world import WorldStatus
@@ -121,7 +121,7 @@ def test_a_hostile_run_cannot_inject_anything_into_any_page() -> None:
         culprit=blamed,
     )
     live = replace(view, exits=(), culprit=None, blocked_on=HOSTILE)
-    frame = show.Frame(view=live, events=[event], lines=[(0, HOSTILE)], trouble=HOSTILE)
+    frame = show_live.Frame(view=live, events=[event], lines=[(0, HOSTILE)], trouble=HOSTILE)
     pages: list[RenderableType] = [
         show.runs([view], NOW),
         show.status(view, NOW, width=100),
@@ -132,7 +132,7 @@ def test_a_hostile_run_cannot_inject_anything_into_any_page() -> None:
         show.started(view, HOSTILE),
         show.events([event]),
         show_bench.bench(bench),
-        show.screen(frame, width=100, height=40),
+        show_live.screen(frame, width=100, height=40),
         show.event_fields(event),
         show.change(view),
     ]
@@ -232,7 +232,7 @@ def test_the_live_view_fits_the_terminal(ranks: int, width: int, height: int) ->
     view = run(ranks)
     mixed = tuple(replace(r, state="lost", restarts=3) if r.rank % 3 == 0 else r for r in view.ranks)
     event = Event(kind="Warning", reason="RankLost", message="x" * 300, count=1, first_at=NOW, last_at=NOW)
-    frame = show.Frame(
+    frame = show_live.Frame(
         view=replace(view, ranks=mixed, blocked_on="y" * 300),
         events=[event] * 10,
         lines=[(n, "z" * 300) for n in range(50)],
@@ -240,7 +240,7 @@ def test_the_live_view_fits_the_terminal(ranks: int, width: int, height: int) ->
         keys="q leaves",
     )
     for shown in (frame, replace(frame, events=(), lines=None, trouble=""), replace(frame, view=view)):
-        lines = drawn(show.screen(shown, width=width, height=height), width=width, height=height).splitlines()
+        lines = drawn(show_live.screen(shown, width=width, height=height), width=width, height=height).splitlines()
         assert 4 <= len(lines) < height
         assert all(len(line) <= width for line in lines)
 

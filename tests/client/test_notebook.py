@@ -36,3 +36,21 @@ def test_nothing_that_a_run_says_is_markup() -> None:
     html = table(parse_run(body))
     assert "<script>" not in html
     assert "&lt;b&gt;x" in html
+
+
+def test_the_account_of_a_run_is_a_table() -> None:
+    seconds = {"training": 75.0, "rendezvous": 25.0, "<b>": 10.0, "queued": 0.0}
+    goodput = basilica.Goodput(wall_seconds=55.0, rank_seconds=110.0, least=0.68, most=0.68, seconds=seconds)
+    html = goodput._repr_html_()
+    assert "largest loss: rendezvous 12 s" in html
+    assert "<td>rendezvous</td><td>25 s</td><td>22.7 %</td>" in html
+    assert "queued" not in html
+    assert "<td>&lt;b&gt;</td>" in html
+
+
+def test_the_table_of_a_run_has_its_goodput_and_where_the_time_of_ranks_goes() -> None:
+    body = run_body(running=[0], generation=1, goodput={"wallSeconds": 10, "rankSeconds": 10, "seconds": {}})
+    body["distributed"]["ranks"][0]["cause"] = "rendez<vous"
+    html = table(parse_run(body))
+    assert "goodput" in html
+    assert "<td>rendez&lt;vous</td>" in html

@@ -114,6 +114,13 @@ def test_every_error_says_something(error: BasilicaError) -> None:
             "(rank 1: exit_code=137 reason=OOMKilled; rank 2: exit_code=-1 reason=Unknown)",
         ),
         (
+            BelowMinimumWorld(
+                "train", "failed", 0, 1, 300, [RankExit(0, 1, "Error", cause="worker 1 of rank 0 exited with code 3")]
+            ),
+            "0 of 1 ranks ready; UD 'train' reached terminal phase 'failed' "
+            "(rank 0: exit_code=1 reason=Error, since worker 1 of rank 0 exited with code 3)",
+        ),
+        (
             BelowMinimumWorld("train", "cancelled", 0, 2, 300),
             "0 of 2 ranks ready; UD 'train' reached terminal phase 'cancelled' (no per-rank exits recorded)",
         ),

@@ -127,7 +127,7 @@ def test_the_client_reads_goodput_incidents_and_notice() -> None:
     assert still_open.is_open
     assert (still_open.worker, still_open.torch_rank, still_open.signal) == (3, 11, "SIGKILL")
     assert (still_open.cost_seconds, still_open.cost_gpu_seconds, still_open.steps_recomputed) == (20, 40, 2)
-    assert run.notice == views.Notice(
+    assert run.notice == views.PlannedChange(
         number=6, kind="scale", since=at(999), until=at(1010), reason="scaled", target=3, step=50
     )
 

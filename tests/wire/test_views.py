@@ -34,7 +34,7 @@ PAIRS: list[tuple[type, type[Outgoing]]] = [
     (views.Goodput, out.GoodputView),
     (views.Loss, out.LossView),
     (views.Incident, out.IncidentView),
-    (views.Notice, out.NoticeView),
+    (views.PlannedChange, out.NoticeView),
     (views.Series, out.SeriesView),
     (views.SeriesPoint, out.SeriesPointView),
 ]

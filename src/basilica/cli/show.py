@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from basilica.client.views import Event, RankExit, RankStatus, RunView
+from basilica.core import accounts
 from basilica.core.reports import ROUND_NUMBERS
 from basilica.core.world import WorldStatus
 
@@ -62,8 +63,6 @@ HEAD, DIM, WARNING, BAD, UNKNOWN = "bold", "bright_black", "yellow", "bold red",
 BAR_WIDTH = 40
 NARROW = 60
 FEW_RANKS = 32
-EVENTS_SHOWN = 6
-LOG_LINES_SHOWN = 8
 EXITS_SHOWN = 16
 TAIL_SHOWN = 10
 TRACEBACK_SHOWN = 40
@@ -231,13 +230,20 @@ def ranks_table(ranks: Sequence[RankStatus], *, narrow: bool = False) -> Table:
     noted = any(rank.note for rank in ranks)
     metric = metric_of(ranks)
     reported = () if metric is None else ("STEP", "STEPS/S", clean(metric).upper())
+    agents = any(rank.agent is not None for rank in ranks)
     table = columns(
-        "RANK", "STATE", "RESTARTS", *reported, *(() if narrow else ("NODE", *(("NOTE",) if noted else ())))
+        "RANK",
+        "STATE",
+        *(("TORCH RANKS",) if agents else ()),
+        "RESTARTS",
+        *reported,
+        *(() if narrow else ("NODE", *(("NOTE",) if noted else ()))),
     )
     for rank in ranks:
         cells: list[RenderableType] = [
             Text(str(rank.rank), rank_colour(rank.rank)),
             Text(clean(state_of(rank)), STATES.get(state_of(rank), UNKNOWN)),
+            *([torch_ranks(rank)] if agents else []),
             Text(str(rank.restarts), WARNING if rank.restarts else ""),
         ]
         if metric is not None:
@@ -248,6 +254,14 @@ def ranks_table(ranks: Sequence[RankStatus], *, narrow: bool = False) -> Table:
                 cells.append(Text(clean(rank.note)))
         table.add_row(*cells)
     return table
+
+
+def torch_ranks(rank: RankStatus) -> Text:
+    """Return torch's ranks of the workers of a rank: `4-7`."""
+    found = () if rank.agent is None else rank.agent.torch_ranks
+    if not found:
+        return Text("-", DIM)
+    return Text(str(found[0]) if len(found) == 1 else f"{found[0]}-{found[-1]}")
 
 
 def state_of(rank: RankStatus) -> str:
@@ -310,9 +324,21 @@ def ranks(view: RunView, *, rows: int, narrow: bool = False) -> RenderableType:
 
 
 def exits(ended: Sequence[RankExit], culprit: int | None) -> Table:
-    table = columns("RANK", "CODE", "REASON", "SIGNAL", "ROLE", "RESTARTS", "DURATION", "")
+    """Return the table of exits; those of workers have a column for the worker and for torch's rank of it."""
+    workers = any(exit.worker is not None for exit in ended)
+    table = columns(
+        "RANK",
+        *(("WORKER", "TORCH RANK") if workers else ()),
+        "CODE",
+        "REASON",
+        "SIGNAL",
+        "ROLE",
+        "RESTARTS",
+        "DURATION",
+        "",
+    )
     for exit in ended:
-        guilty = exit.rank == culprit
+        guilty = exit.rank == culprit if not workers else exit.role == "culprit"
         bad = BAD if guilty else ("" if exit.exit_code == 0 else WARNING)
         lasted = (
             "-"
@@ -321,6 +347,7 @@ def exits(ended: Sequence[RankExit], culprit: int | None) -> Table:
         )
         table.add_row(
             Text(str(exit.rank), rank_colour(exit.rank)),
+            *((_number(exit.worker), _number(exit.torch_rank)) if workers else ()),
             Text("?" if exit.exit_code < 0 else str(exit.exit_code), bad),
             Text(clean(exit.termination_reason), bad),
             Text(clean(exit.signal or "-")),
@@ -332,27 +359,42 @@ def exits(ended: Sequence[RankExit], culprit: int | None) -> Table:
     return table
 
 
+def _number(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
 def raised(ended: Sequence[RankExit]) -> list[Text]:
-    """Return a line for each rank that failed with a Python exception."""
-    return [rank_line(exit.rank, exit.error) for exit in ended if exit.error]
+    """Return a line for each rank that failed with a Python exception, or through one of its workers."""
+    return [rank_line(exit.rank, exit.cause or exit.error) for exit in ended if exit.cause or exit.error]
+
+
+def exceptions(workers: Sequence[RankExit]) -> list[Text]:
+    """Return the exceptions of workers as a whole, each after the name of its worker."""
+    lines: list[Text] = []
+    for exit in workers:
+        told = exit.traceback.split("\n")[-TRACEBACK_SHOWN:] if exit.traceback else [exit.message][: len(exit.message)]
+        if told:
+            lines.append(Text(f"the exception of {clean(exit.place)}:", DIM))
+            lines += [rank_line(exit.rank, line, whole=True) for line in told]
+    return lines
 
 
 def culprit(view: RunView, *, shown: str = "") -> RenderableType | None:
-    """Return the rank that failed first, the evidence, and its last lines. Evidence that is in `shown` is omitted."""
+    """Return who failed first, the evidence, and its last lines. Evidence that is in `shown` is omitted."""
     if view.culprit is None:
         return None
     it = view.culprit
     lines: list[Text] = []
     if it.evidence not in shown:
-        evidence = clean(it.evidence).removeprefix(f"rank {it.rank} ")
-        lines.append(Text.assemble((f"rank {it.rank} failed first: ", BAD), f"it {evidence}"))
+        evidence = clean(it.evidence).removeprefix(f"{it.place} ")
+        lines.append(Text.assemble((f"{it.place} failed first: ", BAD), f"it {evidence}"))
     if it.confidence != "high":
         lines.append(Text(f"who failed first is told with {clean(it.confidence)} confidence", WARNING))
     if it.traceback:
-        lines.append(Text(f"the exception of rank {it.rank}:", DIM))
+        lines.append(Text(f"the exception of {it.place}:", DIM))
         lines += [rank_line(it.rank, line, whole=True) for line in it.traceback.split("\n")[-TRACEBACK_SHOWN:]]
     elif it.log_tail:
-        lines.append(Text(f"the last lines of rank {it.rank}:", DIM))
+        lines.append(Text(f"the last lines of {it.place}:", DIM))
         lines += [rank_line(it.rank, line, whole=True) for line in it.log_tail[-TAIL_SHOWN:]]
     return Group(*lines) if lines else None
 
@@ -374,8 +416,8 @@ def event_fields(event: Event) -> str:
 # ---- whole pages -------------------------------------------------------------------------------------------------
 
 
-def status(view: RunView, now: datetime, *, width: int) -> RenderableType:
-    """Return the page of one run: its world, its ranks, its wait, and its end."""
+def status(view: RunView, now: datetime, *, width: int, account: Sequence[RenderableType] = ()) -> RenderableType:
+    """Return the page of one run: its world, its ranks, its wait, its end, and the lines of its account."""
     about = Text(f"{clean(view.instance)}, created {age(view.created_at, now)} ago", DIM)
     parts: list[RenderableType] = [head(view), about, Text("")]
     if view.exits:
@@ -385,7 +427,7 @@ def status(view: RunView, now: datetime, *, width: int) -> RenderableType:
             parts.append(Text(f"and {len(bad) - EXITS_SHOWN} more: 'basilica train exits'", DIM))
     else:
         parts.append(ranks(view, rows=FEW_RANKS + 1, narrow=width < NARROW))
-    parts += [Text(""), Text(clean(message_of(view)), "italic")]
+    parts += [Text(""), Text(clean(message_of(view)), "italic"), *account]
     guilty = culprit(view, shown=message_of(view))
     if guilty is not None:
         parts.append(guilty)
@@ -401,37 +443,6 @@ def stacks(view: RunView) -> list[Text]:
     assert first.stalled is not None
     lines = first.stalled.stack.splitlines()[:STACK_LINES_SHOWN]
     return [Text(f"the threads of rank {first.rank}:", DIM), *(Text(f"  {clean(line)}") for line in lines)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
-    """The content of the live view."""
-
-    view: RunView
-    events: Sequence[Event] = ()
-    lines: Sequence[tuple[int, str]] | None = None
-    trouble: str = ""
-    keys: str = ""
-
-
-def screen(frame: Frame, *, width: int, height: int) -> RenderableType:
-    """Return the live view, never higher than the terminal: a view that scrolls cannot be redrawn in place."""
-    view = frame.view
-    top: list[RenderableType] = [head(view), _one_line(clean(message_of(view)), "italic"), Text("")]
-    bottom: list[RenderableType] = []
-    room = height - len(top) - 2  # the cursor's line and the line of keys
-    happened = [*reversed(frame.events[: min(EVENTS_SHOWN, max(0, room // 3 - 1))])]
-    if happened:
-        bottom += [Text(""), *(event_line(event) for event in happened)]
-    if frame.lines is not None and room > 12:
-        shown = frame.lines[-min(LOG_LINES_SHOWN, room // 3) :]
-        bottom += [Text(""), *(rank_line(rank, line) for rank, line in shown)]
-    if frame.trouble:
-        bottom += [_one_line(f"no answer from the server, trying again: {clean(frame.trouble)}", BAD)]
-    if frame.keys:
-        bottom += [_one_line(frame.keys, DIM)]
-    rows = max(4, room - len(bottom))
-    return Group(*top, ranks(view, rows=rows, narrow=width < NARROW), *bottom)
 
 
 def change(view: RunView) -> str:
@@ -466,13 +477,15 @@ def outcome(view: RunView) -> RenderableType:
     sentence = Text.assemble(clean(view.name), " ", phase(view.phase))
     if view.message:
         sentence.append(f": {clean(view.message)}")
-    guilty = culprit(view, shown=view.message)
-    return sentence if guilty is None else Group(sentence, guilty)
+    return Group(sentence, blame(view))
 
 
 def blame(view: RunView) -> RenderableType:
-    """Return the culprit alone, where the end of the run is shown already."""
-    return culprit(view, shown=view.message) or Group()
+    """Return the culprit and the account alone, where the end of the run is shown already."""
+    guilty = culprit(view, shown=view.message)
+    account = "" if view.goodput is None else accounts.describe_end(view.goodput.figures)
+    lines = [Text(account, "italic")] if account and account not in message_of(view) else []
+    return Group(*([] if guilty is None else [guilty]), *lines)
 
 
 def event_line(event: Event) -> Text:
@@ -482,7 +495,3 @@ def event_line(event: Event) -> Text:
     line.append(f"{clean(event.reason):20} ", colour)
     line.append(event_message(event))
     return line
-
-
-def _one_line(text: str, style: str) -> Text:
-    return Text(text, style, no_wrap=True, overflow="ellipsis")

@@ -13,7 +13,19 @@ from basilica.client import flows
 from basilica.client.effects import NoAnswer
 from basilica.client.flows import Remembered
 from basilica.client.notebook import show_live, table
-from basilica.client.views import BenchResult, BenchStatus, Culprit, Event, RankExit, RankStatus, RunView, Series
+from basilica.client.views import (
+    BenchResult,
+    BenchStatus,
+    Culprit,
+    Event,
+    Goodput,
+    Incident,
+    PlannedChange,
+    RankExit,
+    RankStatus,
+    RunView,
+    Series,
+)
 from basilica.core import waits
 from basilica.core.world import WorldStatus
 
@@ -111,6 +123,30 @@ class DistributedTraining:
     def culprit(self) -> Culprit | None:
         """The rank that failed first, if the run failed."""
         return self._view.culprit
+
+    @property
+    def worker_exits(self) -> list[RankExit]:
+        """The latest failures of workers that torchrun agents started, also of a run that goes on."""
+        return list(self._view.worker_exits)
+
+    @property
+    def goodput(self) -> Goodput | None:
+        """The account of the run's time, up to the last answer; None from a server that keeps none.
+
+        >>> print(training.goodput)                                   # doctest: +SKIP
+        goodput 91.1 % (training 8 m 12 s of 9 m 0 s x 4 ranks; largest loss: rendezvous 21 s)
+        """
+        return self._view.goodput
+
+    @property
+    def incidents(self) -> list[Incident]:
+        """The latest interruptions of the training with what each cost, the newest last."""
+        return list(self._view.incidents)
+
+    @property
+    def notice(self) -> PlannedChange | None:
+        """The planned change that ranks were told of and that is yet to happen."""
+        return self._view.notice
 
     @property
     def bench(self) -> BenchResult | None:

@@ -206,6 +206,11 @@ class Goodput:
     def __str__(self) -> str:
         return accounts.describe(self.figures)
 
+    def _repr_html_(self) -> str:
+        from basilica.client.notebook import goodput_table  # noqa: PLC0415 (it draws these views)
+
+        return goodput_table(self)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
@@ -237,8 +242,9 @@ class Incident:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
-    """A planned change that ranks were told of: it happens once they are ready, and at `until` at the latest.
+class PlannedChange:
+    """A planned change that ranks were told of (`basilica.notice`). It happens once they are ready, at `until` at the
+    latest.
 
     `kind` is `scale`, `restart`, `cancel`, `deadline`, `preemption` or `drain`. `target`: the size of the world after
     it. `step`: the last step before it, where the ranks have one in common.
@@ -318,7 +324,7 @@ class RunView:
     worker_exits: tuple[RankExit, ...] = ()
     goodput: Goodput | None = None
     incidents: tuple[Incident, ...] = ()
-    notice: Notice | None = None
+    notice: PlannedChange | None = None
     bench: BenchStatus | None = None
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 

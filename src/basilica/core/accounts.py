@@ -14,7 +14,27 @@ from basilica.core.spec import DeploymentSpec
 from basilica.core.status import DeploymentStatus
 
 SHOWN_SHARE = 0.0005  # a share that is below this rounds to 0.0 %
+ADVISED_SHARE = 0.01
 NOTEWORTHY_SHARE, NOTEWORTHY_SECONDS = 0.1, 10.0  # a loss that is named though nothing is known of the rest
+ADVICE: Mapping[Cause, str] = {
+    Cause.QUEUED: "ranks waited for room: ask for fewer GPUs, or let the run begin with fewer ranks (a lower minimum in"
+    " --world-size)",
+    Cause.STARTING: "a smaller image, fewer imports and data that is loaded later make ranks start sooner; each restart"
+    " pays for the start again",
+    Cause.RENDEZVOUS: "agents wait for the one that comes last: see its start and restarts in 'basilica train events'",
+    Cause.RESTORING: "a sharded checkpoint, or one that is closer to the ranks, is read sooner",
+    Cause.RECOMPUTING: "save checkpoints more often: the steps since the last one are taken again",
+    Cause.SNAPSHOTTING: "save checkpoints less often, or in the background",
+    Cause.STALLED: "'basilica train status' has the stacks of a rank that hangs; with --on-stall restart it is started"
+    " again",
+    Cause.DEGRADED: "find out what fails with 'basilica train exits'; the pause before a restart doubles with each"
+    " failure",
+    Cause.CHANGING: "resizes and restarts stop ranks: a program that reads basilica.notice() is ready sooner, and a"
+    " shorter --grace ends the wait for one that is not",
+    Cause.UNATTRIBUTED: "call basilica.report(step=...) in the training loop: what it does is not known otherwise",
+}
+"""What to do about each loss, and about time of which nothing is known."""
+
 NO_STEPS = "the program reports no steps (basilica.report)"
 SOME_STEPS = "no steps were reported for part of the time (basilica.report)"
 
@@ -125,6 +145,18 @@ def describe_end(account: Figures) -> str:
     if cause is None or account.each(cause) < max(NOTEWORTHY_SECONDS, NOTEWORTHY_SHARE * account.wall_seconds):
         return ""
     return f"largest loss: {describe_loss(account)} of {duration(account.wall_seconds)}"
+
+
+def advice(account: Figures) -> str:
+    """Return what to do about the largest loss, or about unknown time where that is more; empty if neither matters."""
+    cause = largest_loss(account.seconds)
+    unknown = account.seconds.get(Cause.UNATTRIBUTED, 0.0)
+    if cause is None or unknown > account.seconds[cause]:
+        cause = Cause.UNATTRIBUTED.value
+    whole = sum(account.seconds.values())
+    if whole <= 0 or account.seconds.get(cause, 0.0) < ADVISED_SHARE * whole:
+        return ""
+    return f"{cause}: {ADVICE[Cause(cause)]}"
 
 
 def percent(share: float) -> str:

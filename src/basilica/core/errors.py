@@ -157,6 +157,8 @@ class ExitLike(Protocol):
     def termination_reason(self) -> str: ...
     @property
     def error(self) -> str: ...
+    @property
+    def cause(self) -> str: ...
 
 
 class BelowMinimumWorld(DistributedError):
@@ -196,7 +198,8 @@ class BelowMinimumWorld(DistributedError):
 
     def _end(self) -> str:
         bad = "; ".join(
-            f"rank {e.rank}: exit_code={e.exit_code} reason={e.termination_reason}" + (f" {e.error}" if e.error else "")
+            f"rank {e.rank}: exit_code={e.exit_code} reason={e.termination_reason}"
+            + (f", since {e.cause}" if e.cause else f" {e.error}" if e.error else "")
             for e in self.rank_exits
             if e.exit_code != 0
         )

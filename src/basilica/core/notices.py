@@ -33,14 +33,19 @@ class Notice:
     done_at: float | None = None
 
     def describe(self) -> str:
-        match self.kind:
-            case NoticeKind.SCALE:
-                return f"the resize to {self.target} ranks"
-            case NoticeKind.RESTART:
-                return "the restart of all ranks"
-            case NoticeKind.CANCEL:
-                return "the end of the run"
-            case NoticeKind.DEADLINE:
-                return "the run's deadline"
-            case NoticeKind.PREEMPTION | NoticeKind.DRAIN:
-                return f"the {self.kind} ({self.reason})" if self.reason else f"the {self.kind}"
+        return describe_change(self.kind, self.target, self.reason)
+
+
+def describe_change(kind: str, target: int | None, reason: str) -> str:
+    """Return a planned change in words; also one of a kind that is not known here."""
+    match kind:
+        case NoticeKind.SCALE:
+            return f"the resize to {target} ranks"
+        case NoticeKind.RESTART:
+            return "the restart of all ranks"
+        case NoticeKind.CANCEL:
+            return "the end of the run"
+        case NoticeKind.DEADLINE:
+            return "the run's deadline"
+        case _:
+            return f"the {kind} ({reason})" if reason else f"the {kind}"

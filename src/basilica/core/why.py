@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from basilica.core import policy, stalls
+from basilica.core import accounts, policy, stalls
 from basilica.core.damage import Trouble
 from basilica.core.notices import Notice
 from basilica.core.phase import Phase, RankPhase
@@ -168,6 +168,8 @@ def _ended(spec: DeploymentSpec, status: DeploymentStatus) -> str:
     left = [r for r in status.ranks if r.phase.may_run]
     if not status.settled and left:
         return f"{text}; waiting for {_name(left)} to stop (at most {spec.grace_seconds:g} s)"
+    account = accounts.describe_end(accounts.figures(accounts.goodput_of(spec, status, None)))
+    text += f"; {account}" if account else ""
     return f"{text}; being deleted" if spec.wanted is Wanted.DELETE else text
 
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from time import time
+from typing import Any
 
 from basilica.core.actions import Launch, Probe, Stop
 from basilica.core.errors import BadResult, Conflict, RuntimeUnavailable
@@ -170,9 +171,13 @@ class FakeRuntime:
 
     def stall(self, instance: str, rank: int, stalled: Stalled | None) -> None:
         """The rank has fallen silent, or with None reports again."""
+        self.change(instance, rank, stalled=stalled)
+
+    def change(self, instance: str, rank: int, **facts: Any) -> None:
+        """Change what a look shows of the rank's newest attempt: its `agent`, `progress`, `answer`, `leaving` …"""
         ranks = self._runs[instance]
         key = max(k for k in ranks if k[0] == rank)
-        ranks[key] = replace(ranks[key], stalled=stalled)
+        ranks[key] = replace(ranks[key], **facts)
         self._wake(instance)
 
     def running(self, instance: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""The commands that read runs: `ls`, `status`, `logs`, `events`, `exits`, `why`, `bench`."""
+"""The commands that read runs: `ls`, `status`, `logs`, `events`, `exits`, `why`, `goodput`, `bench`."""
 
 import sys
 from pathlib import Path
@@ -57,12 +57,14 @@ def status(name: Name, as_json: Json = False) -> None:
       basilica train status llama
     """
     from basilica.cli import show, terminal
+    from basilica.cli.show_goodput import summary
 
     view = handle(name).view
     if as_json:
         terminal.write_json(view.raw)
     else:
-        terminal.show(show.status(view, now(), width=terminal.console(sys.stdout).width))
+        width = terminal.console(sys.stdout).width
+        terminal.show(show.status(view, now(), width=width, account=summary(view, now())))
 
 
 def why(name: Name, as_json: Json = False) -> None:
@@ -189,6 +191,8 @@ def _event(event: "Event") -> dict[str, Any]:
 def exits(name: Name, as_json: Json = False) -> None:
     """Show the exit of each rank, and the culprit with the evidence and its last log lines.
 
+    Workers of torchrun agents that failed are shown as well, also while the run goes on.
+
     \b
     Example:
       basilica train exits llama
@@ -199,19 +203,53 @@ def exits(name: Name, as_json: Json = False) -> None:
     if as_json:
         gang = view.raw.get("distributed") or {}
         facts = {"phase": view.phase, "settled": view.settled}
-        terminal.write_json(facts | {"exits": gang.get("rankExits", []), "culprit": gang.get("culprit")})
+        ended = {"exits": gang.get("rankExits", []), "workerExits": gang.get("workerExits", [])}
+        terminal.write_json(facts | ended | {"culprit": gang.get("culprit")})
         return
-    if not view.exits:
+    if view.exits:
+        terminal.show(show.exits(view.exits, None if view.culprit is None else view.culprit.rank))
+        for line in show.raised(view.exits):
+            terminal.show(line)
+    else:
         terminal.notify("the run has not ended" if not view.is_terminal else "no rank's exit is known")
+    if view.worker_exits:
+        if view.exits:
+            terminal.write_line("")
+        terminal.show(show.exits(view.worker_exits, None))
+        for line in show.exceptions(view.worker_exits):
+            terminal.show(line)
+    if not view.exits:
         return
-    terminal.show(show.exits(view.exits, None if view.culprit is None else view.culprit.rank))
-    for line in show.raised(view.exits):
-        terminal.show(line)
     guilty = show.culprit(view)
     if guilty is not None:
         terminal.show(guilty)
     if not view.settled:
         terminal.notify("ranks are still being stopped; their exits are to come")
+
+
+def goodput(name: Name, as_json: Json = False) -> None:
+    """Show the time of a run by cause: how much of it trained, what the rest was lost to, and what incidents cost.
+
+    Every second of every wanted rank has one cause. The time of a program that reports no steps is unattributed, so
+    its goodput has two bounds: basilica.report(step=...) in the training loop makes them one.
+
+    \b
+    Examples:
+      basilica train goodput llama
+      basilica train goodput llama --json | jq .goodput.least
+    """
+    from basilica.cli import terminal
+    from basilica.cli.show_goodput import page
+
+    view = handle(name).view
+    if as_json:
+        gang = view.raw.get("distributed") or {}
+        facts = {"phase": view.phase, "goodput": gang.get("goodput"), "notice": gang.get("notice")}
+        terminal.write_json(facts | {"incidents": gang.get("incidents", [])})
+    elif view.goodput is None:
+        terminal.notify("this server keeps no account of a run's time")
+    else:
+        terminal.show(page(view, view.goodput, now()))
 
 
 def bench(

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from rich.live import Live
 
-from basilica.cli import show
+from basilica.cli import show, show_live
 from basilica.cli.terminal import console, is_plain, stdin_is_terminal, write_json, write_line
 from basilica.cli.train.common import now
 from basilica.client.effects import NoAnswer
@@ -179,8 +179,8 @@ class Screen:
         assert self._view is not None
         size = self._live.console.size
         lines = list(self._lines) if self.wants_lines else None
-        frame = show.Frame(view=self._view, events=self._happened, lines=lines, trouble=self._trouble, keys=keys)
-        return show.screen(frame, width=size.width, height=size.height)
+        frame = show_live.Frame(view=self._view, events=self._happened, lines=lines, trouble=self._trouble, keys=keys)
+        return show_live.screen(frame, width=size.width, height=size.height)
 
     def pause(self) -> None:
         """Stop drawing, with the last state on the terminal and without the line of keys."""
@@ -230,7 +230,7 @@ async def follow(training: DistributedTraining, display: Display) -> RunView:
                 if display.wants_events and change.version != version:  # else ranks have only reported
                     version = change.version
                     with suppress(BasilicaError):  # the view goes on without them
-                        display.events(await training.events_async(limit=show.EVENTS_SHOWN))
+                        display.events(await training.events_async(limit=show_live.EVENTS_SHOWN))
         if lines is not None:
             await lines
         return training.view
