@@ -22,6 +22,7 @@ class Activities:
         self.by_attempt: dict[tuple[int, int], PublishedActivity] = {}
         self.fresh_steps: frozenset[int] = frozenset()
         self._texts: dict[int, str] = {}
+        self._attempts: dict[int, list[int]] = {}  # by rank: those that are kept, the first one first
 
     def take(self, key: str, text: str) -> bool:
         """Take in the value of a key; return whether the controller has to be woken for it."""
@@ -38,7 +39,7 @@ class Activities:
         before = self.by_attempt.get((rank, found.attempt))
         self.by_attempt[rank, found.attempt] = found
         if before is None:
-            self._drop_old(rank)
+            self._keep(rank, found.attempt)
         if found.is_same_but_for_steps(before):
             return rank in self.fresh_steps and found != before
         return True
@@ -51,6 +52,8 @@ class Activities:
 
     def tally(self, live: Collection[tuple[int, int]], notice: int) -> ActivityTally:
         """Count what these attempts do; `notice` is the number of the published notice, 0 for none."""
+        if not self.by_attempt:
+            return ActivityTally(notice=notice)
         found = [self.by_attempt[key] for key in live if key in self.by_attempt]
         answers = [each.activity.answer for each in found if each.activity.answer is not None]
         ours = [answer for answer in answers if answer.number == notice]
@@ -64,7 +67,8 @@ class Activities:
             worker_failures=sum(exit.exit_code != 0 for agent in agents for exit in agent.exits),
         )
 
-    def _drop_old(self, rank: int) -> None:
-        mine = sorted(attempt for number, attempt in self.by_attempt if number == rank)
-        for attempt in mine[: -(ENDED_ATTEMPTS_SHOWN + 1)]:
-            del self.by_attempt[rank, attempt]
+    def _keep(self, rank: int, attempt: int) -> None:
+        """Keep the newest attempts of the rank: the live one, and as many as are shown after their end."""
+        kept = self._attempts[rank] = sorted((*self._attempts.get(rank, ()), attempt))
+        while len(kept) > ENDED_ATTEMPTS_SHOWN + 1:
+            del self.by_attempt[rank, kept.pop(0)]
