@@ -161,6 +161,7 @@ def test_ranks_that_report_do_not_wake_the_controller_at_every_step(kube: KubeSe
                         before, published = now, published + 1
                     await asyncio.sleep(0.05)
             assert looks == 0
+            (tmp_path / "save").touch()
             await plane.end(run)
             await plane.settled(run)
 
