@@ -14,5 +14,6 @@ ORDERS = f"{ROOT}/ranks"  # which attempt of a rank is to run, where the control
 ATTEMPTS = f"{ROOT}/attempts"  # the record of each attempt
 RESULTS = f"{ROOT}/results"
 REPORTS = f"{ROOT}/reports"
+ACTIVITY = f"{ROOT}/activity"  # of each rank's program, by `progress.published`
 SERIES = f"{ROOT}-series"  # each rank's reports over time; apart, since mirrors of `ROOT` do not need them
 HEARD = f"{ROOT}/heard"  # which agents the rendezvous hears from, where they send heartbeats

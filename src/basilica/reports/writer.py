@@ -104,7 +104,6 @@ class Writer:
         except OSError:
             os.close(self._fd)
             raise
-        self._notify()
 
     def add(self, step: object, numbers: Mapping[str, object], *, beat: bool = True) -> None:
         with self._lock:
@@ -203,6 +202,8 @@ class Writer:
             self._end += len(line)
             if self._end > FILE_BYTES_MAX:
                 self._compact()
+        if self._count == 1:  # whoever is notified finds the report
+            self._notify()
         if not self._established and self._usual != "null":
             self._established = True
             _dump_stacks_on_signal(f"{self._path}.stack")

@@ -31,6 +31,7 @@ from basilica.machine.reserve import Reserve
 from basilica.machine.state_dir import RESERVE_FILE
 from basilica.ports import Exited, InUse, LogChunk, Output, Run, StoredArchive
 from basilica.progress.notice_file import published, write_notice
+from basilica.reports.wakeups import Wakeup, Wakeups
 from basilica.runtimes.local import cgroups
 from basilica.runtimes.local.activities import RINGS, Activities
 from basilica.runtimes.local.archives import Archives
@@ -56,7 +57,6 @@ from basilica.runtimes.local.start_requests import Starting
 from basilica.runtimes.local.stops import Stopping
 from basilica.runtimes.local.table import Table
 from basilica.runtimes.local.unavailable import or_unavailable
-from basilica.runtimes.local.wakeups import Wakeup, Wakeups
 from basilica.runtimes.local.workdirs import Unpacking
 
 LOG_LIMIT_BYTES = 64 << 20
