@@ -241,7 +241,8 @@ class Notice:
     """A planned change that ranks were told of: it happens once they are ready, and at `until` at the latest.
 
     `kind` is `scale`, `restart`, `cancel`, `deadline`, `preemption` or `drain`. `target`: the size of the world after
-    it. `step`: the last step before it, where the ranks have one in common.
+    it. `step`: the last step before it, where the ranks have one in common. `waiting_for`: the ranks that are not ready
+    yet. `done_at`: when the change was made; ranks wait until it reaches them.
     """
 
     number: int
@@ -251,6 +252,8 @@ class Notice:
     reason: str = ""
     target: int | None = None
     step: int | None = None
+    waiting_for: tuple[int, ...] = ()
+    done_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
