@@ -82,9 +82,9 @@ class Notices(Opens):
         run = world.run(training(world, ANSWERS))
         planned = notice(1)
         for wanted in (
-            Announcement(2, (("a", Gate.READY),), planned),
-            Announcement(2, (("a", Gate.READY),), replace(planned, until=planned.until + 5.0)),
-            Announcement(2, (), notice(2, kind=NoticeKind.RESTART, target=None, step=7)),
+            Announcement(2, (("a", Gate.READY),), notice=planned),
+            Announcement(2, (("a", Gate.READY),), 2, replace(planned, until=planned.until + 5.0)),
+            Announcement(2, (), notice=notice(2, kind=NoticeKind.RESTART, target=None, step=7)),
             Announcement(2),
         ):
             await world.announced(run, wanted)

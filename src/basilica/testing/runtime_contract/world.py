@@ -160,7 +160,7 @@ class World:
         found: Sighting = await self.do(partial(self.runtime.observe, run))
         if self.lets_hosts_go and found.rendezvous is not None and found.mesh is not None:
             hosts = tuple((host, Gate.READY) for host in found.mesh.hosts)
-            released = Announcement(run.spec.world.target, hosts, self.notice)
+            released = Announcement(run.spec.world.target, hosts, notice=self.notice)
             if found.rendezvous.says != released:
                 await self.do(partial(self.runtime.announce, run, released))
         return found
