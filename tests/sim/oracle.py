@@ -44,6 +44,7 @@ class Oracle:
     last_shown: dict[Key, float] = field(default_factory=dict)
     window: int = 0  # the turn in which the controller last took up a change of the spec: budgets may begin anew
     whole: int = 0  # the turn in which the world last became whole
+    whole_at: float = 0.0  # by the controller's clock, which may stand still between two turns
     blamable: set[Key] = field(default_factory=set)  # failures of ranks that the world still wants
     places: list[float] = field(default_factory=list)  # since when each place of the world is wanted
     accounted: int = 0  # microseconds of places that are not wanted any more
@@ -61,7 +62,7 @@ class Oracle:
                 self._note(before, seen, seen.ended)
         self.blamable = {key for key in self.blamable if key[0] < after.world_target}
         if _is_whole(after) and not _is_whole(before):
-            self.whole = sim.turns
+            self.whole, self.whole_at = sim.turns, sim.now
         self._check_lost(before, after)
         self._check_ledger(before, after)
         self._check_notice(before, after)
@@ -194,13 +195,16 @@ class Oracle:
                 f"{culprit}: invented"
             )
             return
-        suspects = [f for f in self.failures.values() if f.key in self.blamable and f.turn >= self.whole]
+        suspects = [f for f in self.failures.values() if f.key in self.blamable and self._is_since_whole(f)]
         blamed = self.failures.get((culprit.exit.rank, culprit.exit.attempt))
         assert blamed in suspects, f"{culprit} is blamed, and the suspects are {suspects}"
         one_node = len({f.key[0] % sim.nodes for f in suspects}) == 1
         moments = {f.key: f.finished_at if one_node else f.seen_at for f in suspects}
         behind = moments[culprit.exit.rank, culprit.exit.attempt] - min(moments.values())
         assert behind <= SIMULTANEOUS_SECONDS + 1e-9, f"{culprit} is blamed, {behind:g} s after the first of {suspects}"
+
+    def _is_since_whole(self, failure: Failure) -> bool:
+        return failure.turn >= self.whole or failure.seen_at >= self.whole_at
 
 
 def _failed(ended: Ended) -> bool:
