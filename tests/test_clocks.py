@@ -185,6 +185,8 @@ def test_every_number_of_a_status_is_known_as_a_moment_or_as_something_else() ->
     others = {
         "gpu_seconds",
         "rank_seconds",
+        "training_seconds",
+        "lost_seconds",
         "usual_step_seconds",
         "measured_at",  # by the probe, with the wall clock
         *("algbw_gbps", "algbw_gbps_p50", "busbw_gbps", "busbw_gbps_p10", "busbw_gbps_p50", "busbw_gbps_p90"),

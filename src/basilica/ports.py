@@ -41,7 +41,7 @@ NO_LIMITS = Limits()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageRow:
-    """The usage of one run; it is kept when the run is deleted."""
+    """The usage of one run; it is kept when the run is deleted. Training and losses are in seconds of ranks."""
 
     user: str
     instance: str
@@ -50,6 +50,8 @@ class UsageRow:
     gpu_seconds: float
     created_at: float
     ended_at: float | None
+    training_seconds: float = 0.0
+    lost_seconds: float = 0.0
 
 
 class Clock(Protocol):

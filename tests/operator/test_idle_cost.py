@@ -6,12 +6,17 @@ import random
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
+from basilica.core.accounts import goodput_of
 from basilica.core.events import Event
+from basilica.core.goodput import Cause, Segment
+from basilica.core.incidents import INCIDENTS_KEPT, Incident, IncidentKind
 from basilica.core.phase import Phase, RankPhase
 from basilica.core.policy import find_culprit
 from basilica.core.spec import DeploymentSpec, Exec
 from basilica.core.status import DeploymentStatus
-from basilica.core.world import RankExit, RankStatus, WorldSize
+from basilica.core.world import CrashLoop, RankAgent, RankExit, RankStatus, Steps, WorldSize
 from basilica.kube.manifests.userdeployment import RANKS_MAX, body_of, instance_of
 from basilica.stores.kubernetes import codec
 from basilica.wire.render import render_exits
@@ -138,8 +143,11 @@ def test_what_does_not_fit_is_given_up_from_the_least_important_on() -> None:
     assert kept.failures[0].log_tail != ()
 
 
-def test_the_largest_run_in_its_worst_state_fits_into_an_object() -> None:
-    """Nothing of it is alike: every rank on another machine, every time another, all have failed twice."""
+@pytest.mark.parametrize("over", [True, False], ids=["ended", "running"])
+def test_the_largest_run_in_its_worst_state_fits_into_an_object(over: bool) -> None:
+    """Nothing of it is alike: every rank on another machine, every time another, all have failed twice, and so have
+    the workers of its agents.
+    """
     chance = random.Random(7)
 
     def letters(count: int) -> str:
@@ -148,10 +156,28 @@ def test_the_largest_run_in_its_worst_state_fits_into_an_object() -> None:
     def moment() -> float:
         return 1.7e9 + chance.random() * 1e7
 
-    def an_exit(n: int, attempt: int) -> RankExit:
+    def an_agent() -> RankAgent:
+        return RankAgent(
+            pid=chance.getrandbits(22),
+            nproc=8,
+            booked=chance.getrandbits(6),
+            round=3,
+            group_rank=chance.getrandbits(12),
+            world=8 * RANKS_MAX,
+            first_torch_rank=8 * chance.getrandbits(12),
+            pids=tuple(chance.getrandbits(22) for _ in range(8)),
+            early=(an_exit(0, 3, worker=chance.getrandbits(3)),),
+        )
+
+    def an_exit(n: int, attempt: int, worker: int | None = None) -> RankExit:
         return RankExit(
             rank=n,
             attempt=attempt,
+            worker=worker,
+            torch_rank=chance.getrandbits(15),
+            pid=chance.getrandbits(22),
+            message=letters(200),
+            cause=letters(300),
             exit_code=chance.choice([1, 137, 139, None]),
             termination_reason="OOMKilled",
             restart_count=attempt,
@@ -169,7 +195,15 @@ def test_the_largest_run_in_its_worst_state_fits_into_an_object() -> None:
         RankStatus(
             rank=n,
             attempt=9,
-            phase=RankPhase.LOST,
+            phase=RankPhase.LOST if over else RankPhase.RUNNING,
+            launched_at=moment(),
+            started_at=None if over else moment(),
+            segment=None if over else Segment(Cause.TRAINING, moment()),
+            agent=an_agent(),
+            steps=Steps(
+                reached=chance.getrandbits(20), process_at=moment(), first=chance.getrandbits(20), step=1 << 20
+            ),
+            crashes=CrashLoop(since=moment(), at=moment(), count=9, worker=1, error=letters(200)),
             restarts=8,
             world_size=RANKS_MAX,
             pod_name=f"large-1a2b3c4d-{n}-{letters(5)}",
@@ -183,11 +217,15 @@ def test_the_largest_run_in_its_worst_state_fits_into_an_object() -> None:
     )
     status = DeploymentStatus(
         created_at=1.7e9,
-        phase=Phase.FAILED,
+        phase=Phase.FAILED if over else Phase.READY,
         world_target=RANKS_MAX,
         ranks=ranks,
-        exits=exits,
-        failures=(*exits, *(an_exit(n, 8) for n in range(RANKS_MAX))),
+        exits=exits if over else (),
+        failures=(*exits, *(an_exit(n, 8, worker) for n in range(RANKS_MAX) for worker in (0, 1))),
+        incidents=tuple(
+            Incident(number=n, kind=IncidentKind.FAILURE, at=moment(), what=letters(400), over_at=moment(), cost=n)
+            for n in range(INCIDENTS_KEPT)
+        ),
     )
     env = {f"VARIABLE_{n}": letters(1000) for n in range(600)}
     spec = DeploymentSpec(
@@ -199,8 +237,21 @@ def test_the_largest_run_in_its_worst_state_fits_into_an_object() -> None:
     assert len(json.dumps(whole["spec"])) <= codec.SPEC_BYTES
     assert len(json.dumps({**whole, "status": body}).encode()) <= 1_500_000
     kept = codec.state_of("large", str(body["state"]))
-    assert [(e.rank, e.attempt, e.exit_code) for e in kept.exits] == [(e.rank, e.attempt, e.exit_code) for e in exits]
-    assert body["rankExitsOmitted"] == RANKS_MAX - len(body["rankExits"])  # type: ignore[arg-type]
+    told = [(e.rank, e.attempt, e.exit_code) for e in kept.exits]
+    assert told == [(e.rank, e.attempt, e.exit_code) for e in status.exits]
+    assert find_culprit(kept.failures, None).exit.error  # type: ignore[union-attr]
+    if over:
+        assert body["rankExitsOmitted"] == RANKS_MAX - len(body["rankExits"])  # type: ignore[arg-type]
+        return
+    for before, after in zip(status.ranks, kept.ranks, strict=True):
+        assert before.agent is not None
+        assert after.agent is not None
+        assert (after.agent.pid, after.agent.booked) == (before.agent.pid, before.agent.booked), "none is booked twice"
+        assert before.steps is not None
+        assert before.steps.process_at is not None
+        assert after.steps is not None
+        assert after.steps.is_of(before.steps.process_at), "its process is known again"
+    assert goodput_of(spec, kept, 1.8e9).seconds == goodput_of(spec, status, 1.8e9).seconds
 
 
 def test_exits_are_shown_as_the_api_shows_them() -> None:

@@ -1,9 +1,19 @@
 """The account of a run through the API, with ranks that report, agents with workers, and a planned change."""
 
+import asyncio
 from time import time
 from typing import Any
 
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from basilica.controller.tally import Tally
+from basilica.core.deployment import Deployment
+from basilica.core.goodput import Cause, Segment
 from basilica.core.seen import AnswerState, SeenAgent, SeenAnswer, SeenProgress, SeenWorkerExit
+from basilica.core.status import DeploymentStatus
+from basilica.core.world import RankStatus
+from tests.support.specs import WHOLE
 from tests.support.world import World, story
 
 
@@ -70,3 +80,65 @@ async def test_a_planned_change_is_shown_until_its_ranks_are_ready(world: World)
         world.runtime.change(instance, rank, answer=SeenAnswer(state=AnswerState.READY, number=1, at=time()))
     await world.settled(instance)
     assert "notice" not in await gang_of(world, instance)
+
+
+async def samples_of(world: World) -> dict[tuple[str, ...], float]:
+    text = (await world.stranger.get("/metrics")).text
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+@story
+async def test_metrics_count_the_time_of_runs_that_live_and_of_those_that_ended(world: World) -> None:
+    first = await world.deploy("first", target=2)
+    now = time()
+    world.runtime.change(first, 0, progress=SeenProgress(first_at=now, first_step=1, at=now, step=1))
+    await world.until(first, lambda d: d.status.ranks[0].steps is not None)
+    exit = SeenWorkerExit(number=1, worker=0, torch_rank=0, pid=9, exit_code=1, reason="Error", at=time())
+    world.runtime.change(first, 1, agent=SeenAgent(pid=7, nproc=1, round=1, exits=(exit,)))
+    await world.until(first, lambda d: len(d.status.incidents) > 0)
+    live = await samples_of(world)
+    assert live["basilica_rank_seconds_total", "training"] > 0
+    assert live["basilica_incidents_total", "failure"] == 1
+    assert live["basilica_worker_failures_total",] == 1
+    await world.end(first, 0, 0)
+    after = await samples_of(world)
+    assert after["basilica_rank_seconds_total", "training"] >= live["basilica_rank_seconds_total", "training"]
+    await world.ann.delete(f"/deployments/{first}")
+    while (await world.ann.get(f"/deployments/{first}")).status_code != 404:
+        await asyncio.sleep(0)
+    assert (await samples_of(world))["basilica_rank_seconds_total", "training"] == after[
+        "basilica_rank_seconds_total", "training"
+    ], "a run that is deleted is counted once"
+
+
+@story
+async def test_usage_has_the_time_that_trained_and_the_time_that_was_lost(world: World) -> None:
+    instance = await world.deploy(target=1)
+    now = time()
+    world.runtime.change(instance, 0, progress=SeenProgress(first_at=now, first_step=1, at=now, step=1))
+    await world.until(instance, lambda d: d.status.ranks[0].steps is not None)
+    (live,) = (await world.ann.get("/usage")).json()["usage"]
+    assert live["trainingSeconds"] > 0, "that of a live run is counted up to now"
+    await world.end(instance, 0)
+    (row,) = (await world.ann.get("/usage")).json()["usage"]
+    seconds = (await gang_of(world, instance))["goodput"]["seconds"]
+    assert row["trainingSeconds"] == seconds["training"] >= live["trainingSeconds"]
+    assert row["lostSeconds"] == pytest.approx(seconds["queued"] + seconds["starting"])
+
+
+def test_what_metrics_have_shown_never_falls() -> None:
+    def run(cause: Cause) -> Deployment:
+        status = DeploymentStatus(
+            created_at=0.0, world_target=1, ranks=(RankStatus(rank=0, segment=Segment(cause, 0.0)),)
+        )
+        return Deployment(instance="a", user="u", namespace="u-u", spec=WHOLE, status=status, version=1)
+
+    tally = Tally()
+    assert tally.seconds([run(Cause.UNATTRIBUTED)], 10.0)["rank", "unattributed"] == 10
+    found_out = tally.seconds([run(Cause.STARTING)], 12.0)
+    assert found_out["rank", "unattributed"] == 10, "a counter that falls reads as a restart"
+    assert (found_out["rank", "starting"], found_out["gpu", "starting"]) == (12, 24)

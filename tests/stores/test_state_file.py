@@ -17,6 +17,7 @@ from basilica.core.errors import StoreUnavailable
 from basilica.stores.sqlite import schema
 from basilica.stores.sqlite.errors import StateFileRefused, StateInUse
 from basilica.stores.sqlite.ownership import Ownership
+from basilica.stores.sqlite.salvage import copy_rows
 from basilica.stores.sqlite.store import SqliteStore
 from basilica.testing.store_contract import CREATED, a_run, run
 
@@ -141,6 +142,7 @@ def test_a_second_opener_is_told_who_the_first_is_and_the_first_goes_on(tmp_path
 OWN_AND_FORK = """
 import os, pathlib, sys, time
 from basilica.stores.sqlite.ownership import Ownership
+from basilica.stores.sqlite.salvage import copy_rows
 held = Ownership.take(pathlib.Path(sys.argv[1]))
 if os.fork() == 0:
     print(os.getpid(), flush=True)
@@ -190,6 +192,35 @@ def test_a_migration_keeps_what_is_there(tmp_path: Path) -> None:
     assert ask(path, "SELECT instance || ' is ' || colour FROM deployments") == "train-1 is blue"
     assert ask(path, "PRAGMA user_version") == len(schema.MIGRATIONS) + 1
     schema.prepare(path, migrations=[*schema.MIGRATIONS, _add_colour])
+
+
+OLD_USAGE = """INSERT INTO usage (user, instance, name, rank_seconds, gpu_seconds, created_at, ended_at)
+               VALUES ('ann', 'old-1', 'old', 8.0, 4.0, 1.0, 9.0)"""
+
+
+def test_usage_from_before_there_were_accounts_of_time_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    schema.prepare(path, migrations=schema.MIGRATIONS[:1])
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(OLD_USAGE)
+
+    async def tell() -> None:
+        store = await opened(path)
+        (row,) = await store.usage("ann")
+        assert (row.instance, row.rank_seconds, row.training_seconds, row.lost_seconds) == ("old-1", 8.0, 0.0, 0.0)
+        await store.close()
+
+    run(tell())
+
+
+def test_rows_of_a_file_from_before_a_migration_are_salvaged(tmp_path: Path) -> None:
+    old, new = tmp_path / "old" / "state.db", tmp_path / "state.db"
+    schema.prepare(old, migrations=schema.MIGRATIONS[:1])
+    with closing(sqlite3.connect(old)) as connection, connection:
+        connection.execute(OLD_USAGE)
+    schema.prepare(new)
+    assert copy_rows(old, new)["usage"] == 1
+    assert ask(new, "SELECT rank_seconds + training_seconds FROM usage") == 8.0
 
 
 def test_a_migration_that_fails_half_way_leaves_the_file_as_it_was(tmp_path: Path) -> None:

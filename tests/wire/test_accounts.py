@@ -14,6 +14,7 @@ from basilica.core.notices import Notice, NoticeKind
 from basilica.core.phase import Phase, RankPhase
 from basilica.core.status import DeploymentStatus
 from basilica.core.why import Absence
+from basilica.stores.kubernetes import codec
 from basilica.wire.render import render_deployment
 from tests.support.specs import WHOLE
 
@@ -186,3 +187,22 @@ def test_a_server_without_accounts_is_read() -> None:
         del body["distributed"][part]
     run = views.parse_run(body)
     assert (run.goodput, run.incidents, run.notice, run.worker_exits) == (None, (), None, ())
+
+
+def test_the_custom_resource_has_the_goodput_in_few_words_and_the_notice() -> None:
+    body = codec.status_body(WHOLE, STATUS, (), NOW)
+    assert body["goodput"] == {"percent": "65.0", "lost": "starting 30 s"}
+    assert body["notice"] == {
+        "number": 6,
+        "kind": "scale",
+        "since": "1970-01-01T00:16:39Z",
+        "until": "1970-01-01T00:16:50Z",
+        "reason": "scaled",
+        "target": 3,
+        "step": 50,
+    }
+    silent = replace(STATUS, ledger=Ledger(unattributed=50 * SECOND, queued=50 * SECOND), ranks=(), notice=None)
+    assert codec.status_body(WHOLE, silent, (), NOW)["goodput"] == {"percent": "0.0-50.0", "lost": "queued 50 s"}
+    assert codec.status_body(WHOLE, silent, (), NOW)["notice"] is None, "a patch with null removes it"
+    new = DeploymentStatus(created_at=NOW)
+    assert codec.status_body(WHOLE, new, (), NOW)["goodput"] is None

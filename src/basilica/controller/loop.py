@@ -10,6 +10,7 @@ import logging
 from collections import deque
 
 from basilica.controller.step import step
+from basilica.controller.tally import Tally
 from basilica.core.deployment import Deployment
 from basilica.core.errors import BasilicaError, DeploymentDamaged, DeploymentNotFound, StaleVersion
 from basilica.core.failing import describe_problem, record_failure
@@ -38,6 +39,7 @@ class Controller:
         self._feed: asyncio.Task[None] | None = None
         self._closed = False
         self._damaged: set[str] = set()  # runs that are not turned, since their record cannot be read
+        self.tally = Tally()
         self.turns = 0
         self.errors = 0
 
@@ -92,13 +94,16 @@ class Controller:
     def live(self) -> list[Deployment]:
         return list(self._live.values())
 
+    def now(self) -> float:
+        return self._clock.now()
+
     async def _watch_store(self) -> None:
         """Wake each run whose record somebody other than this controller has changed."""
         async for instance in self._store.changes():
             try:
                 version = (await self._store.get(instance)).version
             except DeploymentNotFound:
-                self._forget(instance)
+                self._end(instance)
                 continue
             except DeploymentDamaged:
                 version = -1
@@ -138,7 +143,7 @@ class Controller:
         try:
             deployment, wake_at = await step(instance, self._store, self._runtime, self._clock)
         except DeploymentNotFound:
-            self._forget(instance)
+            self._end(instance)
         except StaleVersion:
             self.wake(instance)
         except DeploymentDamaged as error:
@@ -150,8 +155,13 @@ class Controller:
             self._back_off.pop(instance, None)
             self._failing_since.pop(instance, None)
             self._damaged.discard(instance)
+            before = self._live.get(instance)
+            if before is not None:
+                self.tally.note(before.status, deployment.status)
             if deployment.status.settled and wake_at is None:
                 self._forget(instance)
+                if before is not None:  # else it had been counted when it settled
+                    self.tally.end(deployment)
             else:
                 self._live[instance] = deployment
             if wake_at is not None:
@@ -199,6 +209,12 @@ class Controller:
         timer = self._timers.pop(instance, None)
         if timer is not None:
             timer.cancel()
+
+    def _end(self, instance: str) -> None:
+        """Forget a run that is gone; its time was spent none the less."""
+        if instance in self._live:
+            self.tally.end(self._live[instance])
+        self._forget(instance)
 
     def _forget(self, instance: str) -> None:
         self._cancel_timer(instance)

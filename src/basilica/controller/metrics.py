@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from basilica.controller.loop import Controller
+from basilica.core.goodput import Cause
+from basilica.core.incidents import IncidentKind
 
 
 class ControllerCollector:
@@ -28,6 +30,23 @@ class ControllerCollector:
         for state, count in ranks.items():
             wanted.add_metric([state], count)
         yield wanted
+        yield from self._accounts()
         yield CounterMetricFamily("basilica_controller_turns", "Turns of the controller", self._controller.turns)
         yield CounterMetricFamily("basilica_controller_errors", "Turns that failed", self._controller.errors)
         yield GaugeMetricFamily("basilica_controller_queue_depth", "Runs waiting for a turn", self._controller.depth)
+
+    def _accounts(self) -> Iterator[Metric]:
+        tally = self._controller.tally
+        seconds = tally.seconds(self._controller.live(), self._controller.now())
+        for unit, about in (("rank", "Time of wanted ranks by its cause"), ("gpu", "Time of their GPUs by its cause")):
+            time = CounterMetricFamily(f"basilica_{unit}_seconds", about, labels=["cause"])
+            for cause in Cause:
+                time.add_metric([cause.value], seconds[unit, cause.value])
+            yield time
+        incidents = CounterMetricFamily("basilica_incidents", "Interruptions of trainings", labels=["kind"])
+        for kind in IncidentKind:
+            incidents.add_metric([kind.value], tally.incidents[kind.value])
+        yield incidents
+        yield CounterMetricFamily(
+            "basilica_worker_failures", "Workers of torchrun agents that failed by themselves", tally.worker_failures
+        )

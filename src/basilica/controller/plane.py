@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from basilica.controller.retention import Retention
 from basilica.controller.step import run_of
-from basilica.core import metering
+from basilica.core import accounts, metering
 from basilica.core.damage import DamagedRun, Trouble
 from basilica.core.deployment import Deployment
 from basilica.core.errors import (
@@ -176,8 +176,15 @@ class ControlPlane:
             status = (await self.store.get(row.instance)).status
         except BasilicaError:  # deleted meanwhile, or unreadable: the row as it was last recorded
             return row
-        used = metering.total(status, self.counted_until())
-        return replace(row, rank_seconds=used.rank_seconds, gpu_seconds=used.gpu_seconds)
+        until = self.counted_until()
+        used, spent = metering.total(status, until), accounts.spent(status, until)
+        return replace(
+            row,
+            rank_seconds=used.rank_seconds,
+            gpu_seconds=used.gpu_seconds,
+            training_seconds=spent.training_seconds,
+            lost_seconds=spent.lost_seconds,
+        )
 
     def counted_until(self) -> float | None:
         """Return the time up to which live runs are metered; None while no controller observes them: their state is

@@ -67,6 +67,28 @@ def cost_of(incident: Incident, spec: DeploymentSpec, status: DeploymentStatus, 
     return Cost(seconds, seconds * spec.resources.gpus.count, steps)
 
 
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """The time of a run that trained, and the time that was lost, in seconds of ranks; the rest is not known."""
+
+    training_seconds: float
+    lost_seconds: float
+
+
+def spent(status: DeploymentStatus, now: float | None) -> Spent:
+    """Return the time up to `now`, or up to the end. None: up to the last change of the status."""
+    return _spent(_amounts(status, _until(status, now)))
+
+
+def spent_and_closed(status: DeploymentStatus) -> Spent:
+    """Return the time of segments that are over: it changes only when one ends."""
+    return _spent(goodput.totals(status.ledger, (), 0.0))
+
+
+def _spent(amounts: Mapping[Cause, int]) -> Spent:
+    return Spent(amounts[Cause.TRAINING] / 1e6, goodput.lost(amounts) / 1e6)
+
+
 def _until(status: DeploymentStatus, now: float | None) -> float:
     if status.terminal_at is not None:
         return status.terminal_at

@@ -9,6 +9,7 @@ from basilica.core.seen import Stalled
 
 WORLD_LIMIT = 100_000
 ERROR_MAX = 200
+SAME_PROCESS_SECONDS = 0.001  # a store may round times; two processes of a rank do not begin so close to each other
 STALLED = "Stalled"  # the reason of the exit of a rank that was stopped because it had stalled
 EXITED_EARLY = "ExitedEarly"  # the reason of a worker's exit with code 0 that made its peers fail
 
@@ -133,6 +134,10 @@ class Steps:
     first: int = 0
     step: int = 0
     repeat_to: int | None = None
+
+    def is_of(self, first_at: float) -> bool:
+        """Return whether they are those of the process that reported first at that time, to the millisecond."""
+        return self.process_at is not None and abs(self.process_at - first_at) < SAME_PROCESS_SECONDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -293,7 +293,8 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
         limit: Annotated[int, Query(ge=1, le=1000)] = 50,
         offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
     ) -> Response:
-        """Rank-seconds and GPU-seconds by run, newest first; runs that were deleted are still counted."""
+        """Rank-seconds and GPU-seconds by run, how much of the time trained and was lost, newest first; runs that were
+        deleted are still counted."""
         rows = plane.shown(tuple(await plane.usage(_user(request), limit, offset)))
         return json_answer(
             out.UsageList(
@@ -303,6 +304,8 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
                         friendly_name=row.name,
                         rank_seconds=row.rank_seconds,
                         gpu_seconds=row.gpu_seconds,
+                        training_seconds=row.training_seconds,
+                        lost_seconds=row.lost_seconds,
                         created_at=rfc3339(row.created_at),
                         ended_at=rfc3339_or_none(row.ended_at),
                     )

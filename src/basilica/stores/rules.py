@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from basilica.core import accounts
 from basilica.core.damage import DamagedRun
 from basilica.core.errors import QuotaExceeded, ValidationError
 from basilica.core.names import check_name
@@ -29,6 +30,7 @@ def is_open(spec: DeploymentSpec, status: DeploymentStatus) -> bool:
 
 def usage_of(deployment: Deployment) -> UsageRow:
     status = deployment.status
+    spent = accounts.spent_and_closed(status)
     return UsageRow(
         user=deployment.user,
         instance=deployment.instance,
@@ -37,6 +39,8 @@ def usage_of(deployment: Deployment) -> UsageRow:
         gpu_seconds=status.usage.gpu_seconds,
         created_at=status.created_at,
         ended_at=status.terminal_at,
+        training_seconds=spent.training_seconds,
+        lost_seconds=spent.lost_seconds,
     )
 
 

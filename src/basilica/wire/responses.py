@@ -368,10 +368,14 @@ class Why(Outgoing):
 
 
 class UsageRecord(Outgoing):
+    """The usage of one run. `trainingSeconds` and `lostSeconds` are those of its ranks; the rest is not known."""
+
     instance_name: str
     friendly_name: str
     rank_seconds: float
     gpu_seconds: float
+    training_seconds: float
+    lost_seconds: float
     created_at: str
     ended_at: str | None = None
 

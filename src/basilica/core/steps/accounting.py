@@ -87,7 +87,7 @@ def _count_steps(turn: Turn, rank: RankStatus, seen: SeenProgress | None) -> Ran
     if seen is None:
         return rank
     steps = rank.steps
-    if steps is None or steps.process_at != seen.first_at:
+    if steps is None or not steps.is_of(seen.first_at):
         reached = _reached(turn) if steps is None else steps.reached
         repeat_to = reached if reached is not None and seen.first_step <= reached else None
         known = seen.first_step if steps is None else steps.reached

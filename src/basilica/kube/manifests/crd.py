@@ -10,6 +10,7 @@ from dataclasses import MISSING
 from typing import Any, get_type_hints
 
 from basilica.core.names import NAME_MAX, NAME_PATTERN
+from basilica.core.notices import NoticeKind
 from basilica.core.phase import Phase
 from basilica.core.spec import ARG_BYTES_MAX, DeploymentSpec, Range
 from basilica.core.world import WorldStatus
@@ -33,6 +34,7 @@ def definition(options: Sequence[Option] = OPTIONS, spec: type[DeploymentSpec] =
         _column("Phase", "string", ".status.phase"),
         _column("Ready", "integer", _READY),
         _column("Target", "integer", _ACTED_ON),
+        _column("Goodput", "string", ".status.goodput.percent"),
         _column("Message", "string", ".status.message", priority=1),
         _column("Age", "date", ".metadata.creationTimestamp"),
     ]
@@ -222,6 +224,14 @@ def _status() -> Json:
             },
             "terminalAt": moment,
             "settled": {"type": "boolean", "description": "Every exit is in."},
+            "goodput": _object(
+                "How much of the time of all wanted ranks trained, when this was written.",
+                {
+                    "percent": _text("From 0 to 100, or two bounds where programs report no steps: `0.0-93.1`.", 64),
+                    "lost": _text("The largest loss, in the mean of all ranks: `rendezvous 21 s`.", 256),
+                },
+            ),
+            "notice": _notice(),
             "culprit": culprit,
             "rankExits": _rank_exits(),
             "rankExitsOmitted": {
@@ -231,6 +241,22 @@ def _status() -> Json:
             },
             "events": _text("The operator's own record of events, which outlives Kubernetes' Events.", STATE_MAX),
             "state": _text("The operator's own record of every rank; the API renders it.", STATE_MAX),
+        },
+    )
+
+
+def _notice() -> Json:
+    moment = {"type": "string", "format": "date-time"}
+    return _object(
+        "A planned change that ranks were told of. It happens when they are ready, at `until` at the latest.",
+        {
+            "number": {"type": "integer", "minimum": 0},
+            "kind": _text(f"One of {', '.join(kind.value for kind in NoticeKind)}.", 64),
+            "since": moment,
+            "until": moment,
+            "reason": _text("", 32768),
+            "target": {"type": "integer", "minimum": 0, "description": "The size of the world after it."},
+            "step": {"type": "integer", "minimum": 0, "description": "The last step before it."},
         },
     )
 

@@ -6,18 +6,22 @@ dropped, and never a verdict.
 
 import base64
 import json
+import math
 import zlib
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import TypeVar
 
+from basilica.core import accounts
 from basilica.core.errors import StoreUnavailable
 from basilica.core.events import Event, Reason, RecordedEvent
+from basilica.core.goodput import length
+from basilica.core.notices import Notice
 from basilica.core.policy import Culprit, find_culprit, last_exits
 from basilica.core.spec import DeploymentSpec
 from basilica.core.status import Condition, DeploymentStatus
 from basilica.core.why import why
-from basilica.core.world import RankExit, RankStatus
+from basilica.core.world import RankExit, RankStatus, Steps
 from basilica.kube.manifests.userdeployment import Json, timestamp
 from basilica.stores.encoding import decode_status, encode_status
 from basilica.stores.rules import EVENTS_KEPT
@@ -34,8 +38,17 @@ REQUESTED_BYTES = 32 << 10  # all annotations of an object have 256 KiB
 MESSAGE_MAX = 2000
 UNRESOLVED = 0  # the version of an event whose write had no version yet
 
-FAILURES_KEPT = 512
-_TIMES = ("started_at", "finished_at", "seen_at", "metered_until", "restart_at", "missing_since", "silent_since")
+FAILURES_KEPT, MESSAGES_KEPT, WHAT_KEPT = 512, 32, 120
+_TIMES = (
+    "launched_at",
+    "started_at",
+    "finished_at",
+    "seen_at",
+    "metered_until",
+    "restart_at",
+    "missing_since",
+    "silent_since",
+)
 _ONLY_IN_THE_API = ("log_tail", "traceback", "message", "worker", "torch_rank", "pid")
 _PLAIN_MAX = 4096  # longer texts are compressed: a thousand ranks are much alike
 _PACKED = "zlib:"
@@ -71,6 +84,8 @@ def status_body(
         "conditions": [_condition(c, status.observed_generation) for c in status.conditions],
         "terminalAt": None if status.terminal_at is None else timestamp(status.terminal_at),
         "settled": status.settled,
+        "goodput": _goodput(spec, status, now),
+        "notice": None if status.notice is None else _notice(status.notice),
         "culprit": None
         if culprit is None
         else {
@@ -83,6 +98,21 @@ def status_body(
         "events": events_text(events, EVENTS_KEPT, EVENTS_BYTES),
         "state": state_text(status),
     }
+
+
+def _goodput(spec: DeploymentSpec, status: DeploymentStatus, now: float) -> Json | None:
+    """Return the goodput in few words, as of this write."""
+    account = accounts.figures(accounts.goodput_of(spec, status, now))
+    if account.ranks <= 0:
+        return None
+    least, most = accounts.percent(account.least), accounts.percent(account.most)
+    shown = {"percent": least if least == most else f"{least}-{most}", "lost": accounts.describe_loss(account)}
+    return {name: text for name, text in shown.items() if text}
+
+
+def _notice(notice: Notice) -> Json:
+    shown = filled(out.NoticeView, notice, since=timestamp(notice.since), until=timestamp(notice.until))
+    return _shown(shown) | ({"reason": notice.reason[:MESSAGE_MAX]} if notice.reason else {})
 
 
 def _rank_exits(status: DeploymentStatus, culprit: Culprit | None) -> Json:
@@ -154,7 +184,15 @@ def waiting_body(known: Json, generation: int, problem: str, now: float) -> Json
 
 def state_text(status: DeploymentStatus) -> str:
     """Encode the status in full, or with less output of the ranks where it would not fit."""
-    for lighter in (_as_it_is, _without_stacks, _with_few_tails, _without_tails, _without_history, _with_few_failures):
+    for lighter in (
+        _as_it_is,
+        _without_stacks,
+        _with_few_tails,
+        _without_tails,
+        _without_history,
+        _with_light_agents,
+        _with_few_failures,
+    ):
         text = pack(encode_status(lighter(status)))
         if len(text) <= STATE_BYTES:
             return text
@@ -195,17 +233,57 @@ def _without_history(status: DeploymentStatus) -> DeploymentStatus:
     return replace(_without_tails(status), history=(), warned=())
 
 
+def _with_light_agents(status: DeploymentStatus) -> DeploymentStatus:
+    """Drop of agents what the next look shows again, and all of ranks that run no more; crash loops without errors."""
+    lighter = _without_history(status)
+    return replace(lighter, ranks=tuple(_light(rank) for rank in lighter.ranks))
+
+
+def _light(rank: RankStatus) -> RankStatus:
+    if not rank.phase.may_run:
+        steps = None if rank.steps is None else Steps(reached=rank.steps.reached)
+        return replace(rank, agent=None, crashes=None, steps=steps)
+    shown = {"pids": (), "early": (), "group_rank": 0, "world": 0, "first_torch_rank": 0}
+    agent = None if rank.agent is None else replace(rank.agent, **shown)  # type: ignore[arg-type]
+    crashes = None if rank.crashes is None else replace(rank.crashes, error="")
+    return replace(rank, agent=agent, crashes=crashes)
+
+
 def _with_few_failures(status: DeploymentStatus) -> DeploymentStatus:
     """Keep the first ones, which show who failed first; times to the millisecond, which is more than clocks agree
-    on.
+    on. Crash loops go, too.
     """
-    lighter = _without_history(status)
+    lighter = _with_rounded_segments(_with_light_agents(status))
+    few = lighter.failures[:FAILURES_KEPT]
     return replace(
         lighter,
-        ranks=tuple(_rounded(rank) for rank in lighter.ranks),
-        exits=tuple(_rounded(exit) for exit in lighter.exits),
-        failures=tuple(_rounded(exit) for exit in lighter.failures[:FAILURES_KEPT]),
+        ranks=tuple(_rounded(replace(rank, crashes=None, steps=_brief_steps(rank.steps))) for rank in lighter.ranks),
+        exits=tuple(_rounded(_bare(exit)) for exit in lighter.exits),
+        failures=tuple(_rounded(exit if n < MESSAGES_KEPT else _bare(exit)) for n, exit in enumerate(few)),
+        incidents=tuple(replace(incident, what=incident.what[:WHAT_KEPT]) for incident in lighter.incidents),
     )
+
+
+def _bare(exit: RankExit) -> RankExit:
+    return replace(exit, cause="", message="", pid=None)
+
+
+def _brief_steps(steps: Steps | None) -> Steps | None:
+    """Return the steps with the process of the rank told by a time that is precise enough (`core.world.Steps`)."""
+    if steps is None or steps.process_at is None:
+        return steps
+    return replace(steps, process_at=round(steps.process_at, 3))
+
+
+def _with_rounded_segments(status: DeploymentStatus) -> DeploymentStatus:
+    """Let open segments begin at the next millisecond. The ledger has the rest: together they are what they were."""
+    ledger, ranks = status.ledger, list(status.ranks)
+    for n, rank in enumerate(ranks):
+        if rank.segment is not None:
+            since = math.ceil(rank.segment.since * 1000) / 1000
+            ledger = ledger.add(rank.segment.cause, length(rank.segment, since))
+            ranks[n] = replace(rank, segment=replace(rank.segment, since=since))
+    return replace(status, ledger=ledger, ranks=tuple(ranks))
 
 
 Timed = TypeVar("Timed", RankExit, RankStatus)

@@ -17,7 +17,7 @@ from basilica.stores.kubernetes.calls import MANAGED_BY, core_path, unavailable
 log = logging.getLogger("basilica.store")
 
 LABEL = "basilica.dev/ledger"
-ROWS_MAX = 5000  # of about 130 bytes: an object of Kubernetes has no room for many more
+ROWS_MAX = 5000  # of about 160 bytes: an object of Kubernetes has no room for many more
 
 
 class Ledger:
@@ -27,6 +27,7 @@ class Ledger:
     async def write(self, namespace: str, row: UsageRow) -> None:
         """Write a row; the oldest of a full ConfigMap makes room."""
         values = [row.name, row.rank_seconds, row.gpu_seconds, row.created_at, row.ended_at]
+        values += [row.training_seconds, row.lost_seconds]
         text = json.dumps(values, separators=(",", ":"))
         name = _page(row.instance)
         path = core_path(namespace, "configmaps", name)
@@ -56,7 +57,7 @@ class Ledger:
             pages, _ = await self._api.list(core_path(namespace, "configmaps"), label_selector=LABEL)
         except ApiError as error:
             raise unavailable(error) from error
-        return [_row(user, i, text) for page in pages for i, text in (page.get("data") or {}).items()]
+        return [parse_row(user, i, text) for page in pages for i, text in (page.get("data") or {}).items()]
 
     async def _get(self, path: str) -> Json | None:
         try:
@@ -81,8 +82,9 @@ def _page(instance: str) -> str:
     return f"basilica-usage-{hashlib.sha256(instance.encode()).hexdigest()[0]}"
 
 
-def _row(user: str, instance: str, text: str) -> UsageRow:
-    name, rank_seconds, gpu_seconds, created_at, ended_at = json.loads(text)
+def parse_row(user: str, instance: str, text: str) -> UsageRow:
+    name, rank_seconds, gpu_seconds, created_at, ended_at, *spent = json.loads(text)
+    training, lost = spent or (0.0, 0.0)  # an earlier version wrote neither
     return UsageRow(
         user=user,
         instance=instance,
@@ -91,4 +93,6 @@ def _row(user: str, instance: str, text: str) -> UsageRow:
         gpu_seconds=gpu_seconds,
         created_at=created_at,
         ended_at=ended_at,
+        training_seconds=training,
+        lost_seconds=lost,
     )

@@ -33,7 +33,10 @@ def copy_rows(damaged: Path, target: Path) -> dict[str, int]:
 
 
 def _copy(source: sqlite3.Connection, into: sqlite3.Connection, table: str) -> int:
-    columns = [str(row[1]) for row in into.execute(f"PRAGMA table_info({table})")]
+    theirs = {str(row[1]) for row in _rows(source, f"PRAGMA table_info({table})")}  # an older file has fewer
+    columns = [str(row[1]) for row in into.execute(f"PRAGMA table_info({table})") if str(row[1]) in theirs]
+    if not columns:
+        return 0
     statement = f"INSERT OR IGNORE INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
     copied = 0
     for order in ("ASC", "DESC"):  # from both ends, up to where it is damaged

@@ -224,4 +224,10 @@ def _first_tables(connection: sqlite3.Connection) -> None:
         connection.execute(statement)
 
 
-MIGRATIONS: Sequence[Migration] = (_first_tables,)
+def _account_of_time(connection: sqlite3.Connection) -> None:
+    """Add the time that trained and the time that was lost to the usage; of earlier runs, neither is known."""
+    for column in ("training_seconds", "lost_seconds"):
+        connection.execute(f"ALTER TABLE usage ADD COLUMN {column} REAL NOT NULL DEFAULT 0")
+
+
+MIGRATIONS: Sequence[Migration] = (_first_tables, _account_of_time)

@@ -22,7 +22,7 @@ from basilica.machine.high_water import HighWaterMark
 from basilica.machine.space_ahead import SpaceAhead
 from basilica.ports import NO_LIMITS, Deployment, Limits, UsageRow
 from basilica.stores.bell import Bell
-from basilica.stores.sqlite import schema, tables
+from basilica.stores.sqlite import schema, tables, usage
 from basilica.stores.sqlite.cache import CACHE_CHARACTERS, DeploymentCache
 from basilica.stores.sqlite.ownership import Ownership
 from basilica.stores.sqlite.writer import Writer
@@ -224,7 +224,7 @@ class SqliteStore:
     async def usage(self, user: str, *, limit: int | None = None, offset: int = 0) -> list[UsageRow]:
         """Return the usage of the user's runs, deleted ones included, newest first."""
         with self._reading() as db:
-            return tables.usage(db, user, limit, offset)
+            return usage.rows(db, user, limit, offset)
 
     def changes(self, since: int | None = None) -> AsyncGenerator[str, None]:
         if since is None:

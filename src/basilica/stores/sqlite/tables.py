@@ -1,4 +1,4 @@
-"""The SQL of deployments and their events, usage and keys. Writes run in the caller's transaction, one change each."""
+"""The SQL of deployments and their events, and of keys. Writes run in the caller's transaction, one change each."""
 
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
@@ -10,7 +10,7 @@ from basilica.core.errors import Conflict, DeploymentDamaged, DeploymentNotFound
 from basilica.core.events import Event, Reason, RecordedEvent
 from basilica.core.spec import DeploymentSpec, Wanted
 from basilica.core.status import DeploymentStatus
-from basilica.ports import NO_LIMITS, Deployment, Limits, UsageRow
+from basilica.ports import NO_LIMITS, Deployment, Limits
 from basilica.stores.encoding import Undecodable, decode_spec, decode_status, encode_spec, encode_status, spec_digest
 from basilica.stores.rules import (
     EVENTS_KEPT,
@@ -21,11 +21,11 @@ from basilica.stores.rules import (
     is_open,
     usage_of,
 )
+from basilica.stores.sqlite import usage
+from basilica.stores.sqlite.bounds import bounded
 
 DELETIONS_KEPT = 100_000
 """In versions: a reader that is further behind than this misses deletions."""
-
-_LARGEST_INTEGER = (1 << 63) - 1
 
 
 def create(
@@ -45,7 +45,7 @@ def create(
     deployment = replace(deployment, version=_next_version(connection))
     spec = deployment.spec
     try:
-        _open_account(connection, deployment)
+        usage.open_account(connection, deployment)
         row = _insert(connection, deployment)
     except sqlite3.IntegrityError:
         raise Conflict(f"the instance name {deployment.instance!r} has been given already") from None
@@ -85,7 +85,7 @@ def save_status(
         raise _stale(before, gone=known is None)
     _record(connection, updated[0], events, now, after.version)
     if usage_of(after) != usage_of(before):
-        _account(connection, after)
+        usage.update_account(connection, after)
     return after
 
 
@@ -164,7 +164,7 @@ def restore(connection: sqlite3.Connection, deployment: Deployment, events: Sequ
     row = _insert(connection, replace(deployment, version=version))
     connection.execute("INSERT INTO specs VALUES (?, ?)", (row, encode_spec(spec)))
     if _row(connection, "SELECT 1 FROM usage WHERE instance = ?", deployment.instance) is None:
-        _open_account(connection, deployment)
+        usage.open_account(connection, deployment)
     _record(connection, row, events, now, version)
 
 
@@ -329,7 +329,7 @@ def changed_since(connection: sqlite3.Connection, version: int) -> list[str]:
         connection.execute(
             """SELECT instance, version FROM deployments WHERE version > :since
                UNION ALL SELECT instance, version FROM deletions WHERE version > :since ORDER BY version""",
-            {"since": _bounded(version)},
+            {"since": bounded(version)},
         )
     )
 
@@ -340,34 +340,13 @@ def events(connection: sqlite3.Connection, instance: str, limit: int | None, sin
            FROM events JOIN deployments ON id = deployment
            WHERE instance = ? AND events.version > ?
            ORDER BY last_at DESC, events.version DESC, position DESC LIMIT ?""",
-        (instance, _bounded(since), _bounded(limit)),
+        (instance, bounded(since), bounded(limit)),
     )
     return [
         RecordedEvent(
             kind=kind, reason=reason, message=message, count=count, first_at=first, last_at=last, version=version
         )
         for kind, reason, message, count, first, last, version in rows
-    ]
-
-
-def usage(connection: sqlite3.Connection, user: str, limit: int | None, offset: int) -> list[UsageRow]:
-    """Return the user's rows, newest first."""
-    rows = connection.execute(
-        """SELECT instance, name, rank_seconds, gpu_seconds, created_at, ended_at
-           FROM usage WHERE user = ? ORDER BY id DESC LIMIT ? OFFSET ?""",
-        (user, _bounded(limit), _bounded(offset)),
-    )
-    return [
-        UsageRow(
-            user=user,
-            instance=instance,
-            name=name,
-            rank_seconds=rank_seconds,
-            gpu_seconds=gpu_seconds,
-            created_at=created_at,
-            ended_at=ended_at,
-        )
-        for instance, name, rank_seconds, gpu_seconds, created_at, ended_at in rows
     ]
 
 
@@ -446,32 +425,6 @@ def _forget_oldest(connection: sqlite3.Connection, row: int) -> None:
         )
 
 
-def _open_account(connection: sqlite3.Connection, deployment: Deployment) -> None:
-    """Insert the run's account. Accounts outlive their runs, so an instance name that was given before fails here."""
-    used = usage_of(deployment)
-    connection.execute(
-        """INSERT INTO usage (user, instance, name, rank_seconds, gpu_seconds, created_at, ended_at)
-           VALUES (?, ?, ?, ?, ?, ?, ?)""",
-        (
-            used.user,
-            used.instance,
-            used.name,
-            used.rank_seconds,
-            used.gpu_seconds,
-            used.created_at,
-            used.ended_at,
-        ),
-    )
-
-
-def _account(connection: sqlite3.Connection, deployment: Deployment) -> None:
-    used = usage_of(deployment)
-    connection.execute(
-        "UPDATE usage SET rank_seconds = ?, gpu_seconds = ?, ended_at = ? WHERE instance = ?",
-        (used.rank_seconds, used.gpu_seconds, used.ended_at, used.instance),
-    )
-
-
 def _next_version(connection: sqlite3.Connection) -> int:
     row = _row(connection, "UPDATE counter SET version = version + 1 RETURNING version")
     assert row is not None
@@ -498,11 +451,6 @@ def _find(connection: sqlite3.Connection, statement: str, *names: str) -> tuple[
         return _row(connection, statement, *names)
     except UnicodeEncodeError:
         return None
-
-
-def _bounded(number: int | None) -> int:
-    """Clamp a number to SQLite's range; None means no bound."""
-    return _LARGEST_INTEGER if number is None else max(0, min(number, _LARGEST_INTEGER))
 
 
 def _firsts(rows: Iterable[tuple[str, ...]]) -> list[str]:

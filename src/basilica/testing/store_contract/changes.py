@@ -7,6 +7,7 @@ import pytest
 
 from basilica.core.errors import DeploymentNotFound, StaleVersion, UDTerminalState
 from basilica.core.events import Event
+from basilica.core.goodput import Ledger
 from basilica.core.spec import DeploymentSpec, Wanted
 from basilica.core.status import Usage
 from basilica.ports import Deployment, Store
@@ -157,7 +158,8 @@ class Changing(Opens[Store]):
     @story
     async def test_a_deleted_run_is_gone_and_its_usage_stays(self, store: Store) -> None:
         saved = await store.create(a_run(created_at=5.0), [CREATED])
-        used = replace(ended(saved.status, 9.0), usage=Usage(8.0, 4.0))
+        ledger = Ledger(training=5_500_000, rendezvous=1_000_000, degraded=500_000, unattributed=1_000_000)
+        used = replace(ended(saved.status, 9.0), usage=Usage(8.0, 4.0), ledger=ledger)
         await store.save_status(saved, used, now=9.0)
         await store.delete("train-1")
         with pytest.raises(DeploymentNotFound):
@@ -166,6 +168,7 @@ class Changing(Opens[Store]):
         (row,) = await store.usage("ann")
         assert (row.user, row.instance, row.name) == ("ann", "train-1", "train")
         assert (row.rank_seconds, row.gpu_seconds, row.created_at, row.ended_at) == (8.0, 4.0, 5.0, 9.0)
+        assert (row.training_seconds, row.lost_seconds) == (5.5, 1.5)
 
     @story
     async def test_usage_is_per_user_newest_first_in_pages(self, store: Store) -> None:
