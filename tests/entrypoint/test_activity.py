@@ -213,22 +213,6 @@ def test_the_bell_makes_it_known_at_once(tmp_path: Path, monkeypatch: pytest.Mon
     asyncio.run(story())
 
 
-def test_the_count_of_memory_kills_is_where_the_rank_is_told(tmp_path: Path) -> None:
-    events = tmp_path / "memory.events"
-    events.write_text("oom_kill 0\n")
-
-    async def story() -> None:
-        port = free_port()
-        script = f'echo "$BASILICA_MEMORY_EVENTS" > {tmp_path}/told'
-        with agent(tmp_path, port, script, NO_FENCE, BASILICA_MEMORY_EVENTS=str(events)):
-            async with rendezvous(tmp_path / "keys", port) as keys:
-                await ordered(keys)
-                await record_when(keys, 0, ended=True)
-        assert text_of(tmp_path / "told").strip() == str(events)
-
-    asyncio.run(story())
-
-
 # ---- from the keyspace -----------------------------------------------------------------------------------------------
 
 

@@ -3,11 +3,13 @@
 import asyncio
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from basilica.controller.step import run_of
 from basilica.core.deployment import Deployment
 from basilica.core.notices import NoticeKind
 from basilica.core.seen import SeenProgress
@@ -161,6 +163,9 @@ def test_ranks_that_report_do_not_wake_the_controller_at_every_step(kube: KubeSe
                         before, published = now, published + 1
                     await asyncio.sleep(0.05)
             assert looks == 0
+            about = run_of(await plane.store.get(run))
+            await observe(replace(about, fresh_steps=frozenset({1})))
+            await plane.happens(lambda: looks > 0)
             (tmp_path / "save").touch()
             await plane.end(run)
             await plane.settled(run)

@@ -18,7 +18,7 @@ from basilica.rank.log import log
 from basilica.reports.wakeups import Wakeup, Wakeups
 
 POLL_EVERY_S = 1.0
-READ_AGAIN_AFTER_S = 0.05  # a rank that rings without pause costs no more than that
+READ_AGAIN_FIRST_S, READ_AGAIN_MAX_S = 0.002, 0.05  # the pause grows for a rank that rings without end
 NEWS = ("agent", "answer", "reporting")
 
 Publish = Callable[[str, str], None]
@@ -68,6 +68,7 @@ class ActivityRelay:
 
     async def run(self) -> None:
         """Follow the attempt until cancelled."""
+        pause = READ_AGAIN_FIRST_S
         while True:
             try:
                 async with asyncio.timeout(POLL_EVERY_S):
@@ -76,7 +77,8 @@ class ActivityRelay:
                 pass
             self._rung.clear()
             self._take(await asyncio.to_thread(self._read))
-            await asyncio.sleep(READ_AGAIN_AFTER_S)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, READ_AGAIN_MAX_S) if self._rung.is_set() else READ_AGAIN_FIRST_S
 
     async def finish(self) -> None:
         """Read and publish the last of an attempt that has ended."""
