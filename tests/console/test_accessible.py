@@ -17,6 +17,8 @@ PAGES = {
     "overview": ("#/", ".rows .run-row"),
     "run": ("#/run/llama-8b", ".curve"),
     "failed": ("#/run/mistral-ft", ".card.bad"),
+    "failed worker": ("#/run/gemma-ft", ".card.bad"),
+    "workers": ("#/run/gemma-2b", ".incident-card pre"),
     "stalled": ("#/run/vit-sweep", ".card.warn"),
     "waiting": ("#/run/queued", ".timeline .band"),
     "many ranks": ("#/run/wide", ".grid[data-size=small]"),
@@ -29,6 +31,8 @@ PAGES = {
 @pytest.fixture(scope="module", autouse=True)
 def _runs(stage: Stage) -> None:
     scenes.failed(stage)
+    scenes.failed_worker(stage)
+    scenes.torchrun(stage, crashes=5)
     scenes.stalled(stage)
     scenes.rounds(stage)
     scenes.rounds(stage, "diloco-64", replicas=64, count=60)
@@ -61,6 +65,19 @@ def test_axe_finds_no_serious_fault(browser: Browser, stage: Stage, name: str, s
     with looking(browser, stage.login_link(), color_scheme=scheme) as page:
         page.goto(f"{stage.url}/{where}")
         expect(page.locator(ready).first).to_be_visible()
+        assert faults(page, scheme) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_serious_fault_in_what_soon_passes(browser: Browser, stage: Stage, scheme: Any) -> None:
+    """A crash loop and a planned change, made here: neither lasts as long as the tests of this module."""
+    with looking(browser, stage.login_link(), color_scheme=scheme) as page:
+        page.goto(f"{stage.url}/#/run/{scenes.torchrun(stage, f'looping-{scheme}', crashes=5)}")
+        expect(page.locator(".crashes li")).to_be_visible()
+        page.get_by_role("listbox", name="Ranks").get_by_role("option").nth(2).hover()
+        assert faults(page, scheme) == []
+        page.goto(f"{stage.url}/#/run/{scenes.planned(stage, f'resizing-{scheme}')}")
+        expect(page.locator(".notice")).to_be_visible()
         assert faults(page, scheme) == []
 
 
