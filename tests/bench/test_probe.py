@@ -107,7 +107,8 @@ def test_garbage_at_the_port_is_turned_away(ends: Ends) -> None:
 def test_the_probe_of_another_run_is_turned_away(ends: Ends) -> None:
     first = ends.probe(0, "--method", "tcp", "--deadline", "3", env={TOKEN: "this run"})
     second = ends.probe(1, "--method", "tcp", "--deadline", "2", env={TOKEN: "another"})
-    assert second.problem().startswith(f"no probe answers at {ends.address}: ")
+    in_a_call = f"nothing came from the probe at {ends.address}"  # its time may end in the middle of one
+    assert second.problem().startswith((f"no probe answers at {ends.address}: ", in_a_call))
     said = r"the other probe did not come within 3 s; \d+ others called, none of them a probe of this run"
     assert re.fullmatch(said, first.problem())
 

@@ -63,6 +63,16 @@ def test_from_pending_to_running_to_succeeded() -> None:
     assert story.told == ["WorldReady", "BenchStarted", "BenchSucceeded"]
 
 
+def test_a_probe_that_ran_between_two_looks_has_both_events_and_both_times() -> None:
+    story = benched()
+    story.all_up()
+    story.look(up(0), up(1), bench=bench(BenchPhase.SUCCEEDED, result=RESULT), after=5)
+    assert story.status.bench == BenchStatus(
+        phase=BenchPhase.SUCCEEDED, started_at=CREATED + 5, completed_at=CREATED + 5, result=RESULT
+    )
+    assert story.told == ["WorldReady", "BenchStarted", "BenchSucceeded"]
+
+
 @pytest.mark.parametrize(
     ("phase", "event", "kind"),
     [
@@ -75,6 +85,7 @@ def test_from_pending_to_running_to_succeeded() -> None:
 def test_every_ending_is_final_and_has_its_event(phase: BenchPhase, event: str, kind: str) -> None:
     story = benched()
     story.all_up()
+    story.look(up(0), up(1), bench=bench(BenchPhase.RUNNING))
     plan = story.look(up(0), up(1), bench=bench(phase, message="because"))
     assert [(e.reason, e.message, e.kind) for e in plan.events] == [(event, "because", kind)]
     before = story.status.bench

@@ -165,14 +165,20 @@ def test_a_killed_agent_costs_the_workers_of_the_others_nothing(
     with client.deploy_distributed(
         None, source=train, source_args=[str(steps.folder)], world_size=world, **options
     ) as training:
-        for _ in range(losses):
+        for loss in range(losses):
             steps.first_step(2, time.time())
             _kill_agent(training.name, rank=1, whole=whole)
+            _until_restarted(training, steps, loss + 1)
         steps.first_step(2, time.time())
         (steps.folder / "stop").touch()
         training.join(PATIENCE)
         assert [rank.restarts for rank in training.ranks] == [0, losses], training.logs()
         assert {step.restarts for step in steps.steps()} == {0}, training.logs()
+
+
+def _until_restarted(training: basilica.DistributedTraining, steps: Ledger, times: int) -> None:
+    """Until then a worker that lost its agent may go on, and its peer with it."""
+    steps.until(lambda: training.refresh().ranks[1].restarts == times, "restart of rank 1")
 
 
 def _kill_agent(instance: str, *, rank: int, whole: bool) -> None:

@@ -32,6 +32,9 @@ def follow_the_bench(turn: Turn) -> None:
 def _turn_bench(turn: Turn, bench: BenchStatus, placement: str) -> BenchStatus:
     seen = turn.seen.bench
     if seen is not None and seen.phase.terminal:
+        if seen.phase is BenchPhase.SUCCEEDED and bench.phase is BenchPhase.PENDING:  # it ran between two looks
+            _tell(turn, BenchPhase.RUNNING, "")
+            bench = replace(bench, started_at=turn.now)
         _tell(turn, seen.phase, seen.message)
         return replace(
             bench,

@@ -102,7 +102,7 @@ def a_cancelled_run_ends_the_wait(user: User) -> Any:
 
 @story
 def time_to_live_cancels_a_run(user: User) -> Any:
-    training = user.deploy("lives-briefly", ["sleep", "600"], ttl_seconds=5)
+    training = user.deploy("lives-briefly", ["sleep", "600"], ttl_seconds=15)  # time to be seen up
     user.until_phase(training, "cancelled")
     user.until_settled(training)
     newest = training.events()[0]
