@@ -1,10 +1,12 @@
 """How the account of a run looks in a terminal: the bar, the causes, incidents, planned changes, and workers."""
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -149,6 +151,18 @@ def test_nothing_that_a_server_says_of_an_account_acts_on_the_terminal() -> None
     for text in texts:
         assert not any((ord(c) < 32 and c not in "\t\n") or 127 <= ord(c) < 160 for c in text)
         assert "\u202e" not in text
+
+
+def test_the_page_of_the_documentation_is_what_the_command_prints() -> None:
+    text = (Path(__file__).parents[2] / "docs/how-to/goodput.md").read_text()
+    told = re.findall(r"```text\n(.*?)```", text, re.DOTALL)[0].splitlines()
+    incident = replace(OVER, number=1, failures=1, what=f"{OVER.what} (exit code 137)")
+    printed = page(account_of(incidents=(incident,), notice=None), width=200)
+    assert [line for line in told[2:] if not line.startswith("#1 ")] == [
+        line for line in printed[1:] if not line.startswith("#1 ")
+    ]
+    for cause in Cause:
+        assert f"\n| `{cause}` | " in text
 
 
 # ---- the other pages -------------------------------------------------------------------------------------------------
