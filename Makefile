@@ -6,7 +6,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TESTKUBE := packages/basilica-testkube
 DOCS := build/docs-venv
-WORKERS := -n 3 --dist loadgroup --no-loadscope-reorder
+# Tests wait for much of their time, so that four workers keep two cores busy.
+WORKERS := -n 4 --dist loadgroup --no-loadscope-reorder
 OFFICIAL := .venvs/official-0.36.8/.installed .venvs/official-0.29.0/.installed
 
 .PHONY: setup demo system test test-fast durations lint types fmt verify docs bench chaos hunt test-cluster clean

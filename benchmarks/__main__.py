@@ -7,7 +7,20 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks import diloco, diloco_training, elastic, gang, idle, mesh, report, throughput, wait, wakeup
+from benchmarks import (
+    diloco,
+    diloco_training,
+    elastic,
+    gang,
+    idle,
+    ledger,
+    mesh,
+    planned,
+    report,
+    throughput,
+    wait,
+    wakeup,
+)
 from benchmarks.harness import Figure
 
 ALL = {
@@ -18,6 +31,8 @@ ALL = {
     "idle": idle,
     "report": report,
     "elastic": elastic,
+    "planned": planned,
+    "ledger": ledger,
     "diloco": diloco,
     "diloco-training": diloco_training,
     "mesh": mesh,

@@ -1,4 +1,4 @@
-"""What a report costs the training that makes it, beside the bare system call, and what it costs the server."""
+"""What a report and a look for a notice cost a training, beside bare system calls, and what reports cost the server."""
 
 import json
 import os
@@ -46,6 +46,32 @@ for step in range({REPORTS}):
     basilica.report(step=step, loss=0.5)
 print((time.perf_counter() - begun) / {REPORTS})
 """
+LISTEN = f"""
+import json, os, time, basilica
+from basilica.progress.notice_file import PublishedNotice, write_notice
+
+def each(call):
+    times = []
+    for _ in range({ROUNDS}):
+        begun = time.perf_counter()
+        for _ in range({REPORTS}):
+            call()
+        times.append((time.perf_counter() - begun) / {REPORTS})
+    return min(times)
+
+path = os.environ.get("BASILICA_NOTICE_FILE")
+if path is None:
+    print(json.dumps([each(basilica.notice)]))
+else:
+    write_notice(path, None)
+    fd = os.open(path, os.O_RDONLY)
+    bare = each(lambda: os.pread(fd, 8, 0))
+    none = each(basilica.notice)
+    write_notice(path, PublishedNotice(number=1, kind="scale", until=4e9, step=10))
+    basilica.report(step=1)
+    ahead = each(basilica.notice)
+    print(json.dumps([none, bare, ahead]))
+"""
 A_WEEK_IN_SHORT = f"""
 import os, basilica, glob
 for step in range({LONG}):
@@ -66,6 +92,12 @@ def run() -> Iterator[Figure]:
         yield Figure("a report, 99.9th percentile", slow * 1e6, "us")
     yield Figure("a report outside a deployment", float(_python(NOWHERE, None)) * 1e6, "us")
     with tempfile.TemporaryDirectory(prefix="basilica-bench-") as place:
+        none, bare, ahead = json.loads(_python(LISTEN, os.path.realpath(place)))
+        yield Figure("a look for a notice, with none", none * 1e6, "us", "< 2 us")
+        yield Figure("the same file by a bare pread", bare * 1e6, "us")
+        yield Figure("a look for a notice that is for a later step", ahead * 1e6, "us")
+    yield Figure("a look for a notice outside a deployment", json.loads(_python(LISTEN, None))[0] * 1e6, "us")
+    with tempfile.TemporaryDirectory(prefix="basilica-bench-") as place:
         size = int(_python(A_WEEK_IN_SHORT, place))
         yield Figure(f"file after {LONG:,} reports", size / 1024, "KiB", "< 512 KiB")
     yield from _server()
@@ -75,6 +107,7 @@ def _python(code: str, place: str | None) -> str:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     if place is not None:
         env |= {"BASILICA_REPORT_FILE": f"{place}/reports/0.0", "BARE": f"{place}/bare"}
+        env |= {"BASILICA_NOTICE_FILE": f"{place}/notice"}
     return subprocess.run([PYTHON, "-c", code], check=True, capture_output=True, text=True, env=env).stdout
 
 

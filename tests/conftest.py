@@ -1,7 +1,9 @@
 """Settings of all tests."""
 
 import gc
+import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,11 @@ gc.disable()
 # A shell starts what runs in its background with interrupts ignored, and so would every process that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Without bytecode each of the thousands of processes that tests start compiles what it imports, for up to a second of
+# processor time, and each worker rewrites every assertion.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", None) is not None:
+    sys.dont_write_bytecode = False
 
 # What `make test` installs and `make test-fast` does not wait for.
 INSTALLED = {"version", "browser", "etcd", "etcds"}

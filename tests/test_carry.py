@@ -64,7 +64,7 @@ def test_a_command_beside_the_rank_starts_there_too(carried: Path, image_path: s
 
 def test_all_that_a_driven_rank_needs_comes_without_other_packages(carried: Path, image_path: str) -> None:
     modules = "basilica.rank.agent, basilica.rank.reachability, basilica.rendezvous.client, basilica"
-    told = f"import {modules}; basilica.report(step=1)"
+    told = f"import {modules}; basilica.report(step=1); basilica.notice()"
     ran = start(carried, image_path, "python", "-c", told)
     assert ran.returncode == 0, ran.stderr
 

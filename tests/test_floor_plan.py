@@ -21,6 +21,7 @@ WRONG = {  # a planted module, what it imports, and the contract that it breaks
     "cli/planted.py": ("basilica.stores.sqlite.store", "only the wiring names adapters"),
     "machine/planted.py": ("httpx2", "nothing that has to be installed"),
     "mesh.py": ("basilica.core.mesh", "the mesh gate is copied"),
+    "progress/notices.py": ("basilica.machine.files", "the mesh gate is copied"),
 }
 
 

@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -329,10 +330,13 @@ def test_any_number_of_processes_leave_a_bounded_number_of_files(place: Path, mo
     for n in range(6):
         (place / f"0.1.{10**8 + n}").touch()
         os.utime(place / f"0.1.{10**8 + n}", (n, n))
-    (place / "1.1.1").touch()  # another rank's
+    others = ["1.1.1", "0.1.7.agent", "0.1.7.debug", "0.1.7.notice"]  # another rank's, and no reports
+    for name in others:
+        (place / name).touch()
+        os.utime(place / name, (0, 0))
     report(step=1)
     assert sorted(p.name for p in place.iterdir()) == sorted(
-        [f"0.1.{os.getpid()}", f"0.1.{10**8 + 4}", f"0.1.{10**8 + 5}", "1.1.1"]
+        [f"0.1.{os.getpid()}", f"0.1.{10**8 + 4}", f"0.1.{10**8 + 5}", *others]
     )
 
 
@@ -438,4 +442,5 @@ def test_the_head_names_the_process(place: Path) -> None:
     report(step=1)
     head = json.loads((place / f"0.1.{os.getpid()}").read_bytes().split(b"\n")[0])
     start = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    assert 0 <= time.monotonic() - head.pop("mono") < 60
     assert head == {"pid": os.getpid(), "start": start, "worker": 0}

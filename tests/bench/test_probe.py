@@ -156,7 +156,7 @@ def test_a_peer_that_talks_nonsense_in_the_middle(ends: Ends) -> None:
 
 @pytest.mark.parametrize("method", ["tcp", "gloo"])
 def test_a_peer_that_is_killed(ends: Ends, method: str) -> None:
-    first, second = ends.pair("--method", method, "--budget", "100", "--deadline", "40")
+    first, second = ends.pair("--method", method, "--budget", "100", "--deadline", "20")
     connected = 1 if method == "tcp" else 3
     until(lambda: second.process.poll() is not None or sockets_of(second.process.pid) >= connected)
     assert second.process.poll() is None

@@ -177,6 +177,22 @@ def test_the_page_of_a_run_has_its_goodput_the_open_incident_and_the_countdown()
     assert "announced: the resize to 8 ranks in 20 s at most" in text
 
 
+@pytest.mark.parametrize(
+    ("facts", "text"),
+    [
+        ({}, "announced: the resize to 8 ranks in 20 s at most, after step 41"),
+        (
+            {"waiting_for": (0, 1, 2, 5), "step": None},
+            "announced: the resize to 8 ranks in 20 s at most; ranks 0-2 and 5 not ready yet",
+        ),
+        ({"done_at": NOW}, "announced: the resize to 8 ranks, which is under way"),
+        ({"kind": "drain", "reason": "node-1", "until": None, "step": None}, "announced: the drain (node-1)"),
+    ],
+)
+def test_a_planned_change_in_a_line(facts: dict[str, object], text: str) -> None:
+    assert show_goodput.notice_line(replace(NOTICE, **facts), NOW).plain == text  # type: ignore[arg-type]
+
+
 def test_ranks_are_shown_with_the_torch_ranks_of_their_workers() -> None:
     ranks = [
         RankStatus(rank=0, pod_name="p", phase="Running", restarts=0, state="running", agent=RankAgent()),

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.client.lying_server import DROP, lying, run_body, sequence
+from tests.support import probes
 from tests.support.server import Command, Server, cli, ended, phase_is, serving, wait_for
 
 Done = subprocess.CompletedProcess[str]
@@ -20,7 +21,8 @@ FOREVER = ("--", "sleep", "600")
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("train") / "state") as running:
+    directory = tmp_path_factory.mktemp("train")
+    with serving(directory / "state", env=probes.path_with(probes.QUICK, directory / "quick")) as running:
         yield running
 
 
@@ -348,7 +350,7 @@ def test_a_run_is_benched_shown_and_drawn(train: Callable[..., Done], name: str,
     assert refused.returncode == 1
     assert "cannot draw into" in refused.stderr
     body = json.loads(train("bench", name, "--json").stdout)
-    assert (body["phase"], body["lastAttemptOutcome"], body["result"]["method"]) == ("Succeeded", "success", "gloo")
+    assert (body["phase"], body["lastAttemptOutcome"], body["result"]["method"]) == ("Succeeded", "success", "tcp")
     assert [point["sizeBytes"] for point in body["result"]["sweep"]] == body["result"]["sizeBytesSwept"]
     events = train("events", name).stdout
     assert "BenchStarted" in events

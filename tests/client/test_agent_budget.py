@@ -2,7 +2,9 @@
 
 import pytest
 
-from basilica.rendezvous.torch_agent import how_it_fell, kind_of_fall, pays
+from basilica.rendezvous import torch_agent, torch_budget
+from basilica.rendezvous.torch_agent import kind_of_fall
+from basilica.rendezvous.torch_budget import how_it_fell, pays
 
 GLOO = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]"
 
@@ -21,6 +23,11 @@ GLOO = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534]
 )
 def test_a_worker_that_names_a_lost_peer_fell_as_an_echo(code: int, message: str, kind: str) -> None:
     assert kind_of_fall(code, message) == kind
+
+
+def test_the_two_texts_that_travel_use_the_same_words() -> None:
+    for name in ("OWN", "AS_ECHO", "DONE", "WORKERS"):
+        assert getattr(torch_budget, name) == getattr(torch_agent, name)
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,19 @@
 import math
 import time
 from collections.abc import Callable
+from typing import Any
 
 from basilica.core.phase import BenchPhase
-from basilica.core.seen import BenchPoint, BenchResult, Ended, SeenBench, Stalled
+from basilica.core.seen import (
+    AnswerState,
+    BenchPoint,
+    BenchResult,
+    Ended,
+    SeenAgent,
+    SeenBench,
+    SeenWorkerExit,
+    Stalled,
+)
 from tests.console.stage import Stage
 
 TRACEBACK = """Traceback (most recent call last):
@@ -32,18 +42,28 @@ def training(
     `clock` is told how many seconds ago each part of it happens.
     """
     clock(3000)
-    instance = stage.deploy(name, target=ranks - 4, min=2, max=ranks + 8, restarts=3, bench=True)
+    instance = stage.deploy(name, target=ranks - 4, min=2, max=ranks + 8, restarts=3, bench=True, gpus=8)
     stage.call(stage.actors.measured, instance, bench_result())
     stage.do(stage.world.until(instance, lambda d: d.status.bench is not None and d.status.bench.result is not None))
+    clock(2960)
+    trained(stage, instance, 0)
     clock(2100)
+    trained(stage, instance, 200)
     stage.do(stage.world.plane.scale("ann", instance, ranks))
     stage.do(stage.world.until(instance, lambda d: d.status.ready == ranks))
+    clock(2000)
+    trained(stage, instance, 220, first=200)
     clock(900)
+    trained(stage, instance, 420)
+    stage.actors.resume[instance] = 380
     stage.call(stage.actors.exit, instance, 5, 137, "OOMKilled")
     stage.do(stage.world.until(instance, lambda d: any(r.restarts for r in d.status.ranks)))
     clock(840)
     stage.do(stage.world.until(instance, lambda d: d.status.ready == ranks))
+    clock(590)
+    trained(stage, instance, 421)
     clock(0)
+    trained(stage, instance, 590)
     for step in range(steps):
         for rank in range(ranks):
             noise = math.sin(step * 1.7 + rank * 2.3) * 0.06
@@ -56,6 +76,92 @@ def training(
                 lr=3e-4 * min(1.0, step / 10) * (1 - step / 120),
                 grad_norm=1.0 + 0.4 * math.cos(step / 6 + rank) + noise,
             )
+    return instance
+
+
+def trained(stage: Stage, instance: str, step: int, first: int = 0) -> None:
+    """All ranks have come to this step, and the controller has booked it."""
+    stage.call(stage.actors.trains, instance, step, first=first)
+    stage.do(
+        stage.world.until(
+            instance,
+            lambda d: all(
+                r.steps is not None and r.steps.step == step and r.segment is not None and r.segment.cause == "training"
+                for r in d.status.ranks
+            ),
+        )
+    )
+
+
+def agent_of(rank: int, *exits: SeenWorkerExit, round: int = 1, nproc: int = 4, agents: int = 4) -> SeenAgent:
+    return SeenAgent(
+        pid=4000 + rank,
+        nproc=nproc,
+        round=round,
+        group_rank=rank,
+        agents=agents,
+        world=nproc * agents,
+        first_torch_rank=nproc * rank,
+        pids=tuple(5000 + 100 * rank + 10 * round + n for n in range(nproc)),
+        meeting_since=time.time() - 30,
+        executing_since=time.time() - 20,
+        exits=exits,
+    )
+
+
+def worker_exit(number: int, at: float, **changes: Any) -> SeenWorkerExit:
+    """Worker 1 of rank 2 fails."""
+    facts = {
+        "worker": 1,
+        "torch_rank": 9,
+        "pid": 5211,
+        "exit_code": 1,
+        "reason": "Error",
+        "message": TRACEBACK.splitlines()[-1],
+        "traceback": TRACEBACK,
+        "log_tail": LAST_LINES,
+    } | changes
+    return SeenWorkerExit(number=number, at=at, **facts)  # type: ignore[arg-type]
+
+
+def torchrun(stage: Stage, name: str = "gemma-2b", *, crashes: int = 0, restarts: int = 3, **world: Any) -> str:
+    """A run of torchrun agents, of which worker 1 of rank 2 has failed so many times, every 8 seconds."""
+    instance = stage.deploy(name, target=4, restarts=restarts, gpus=4, **world)
+    for rank in range(4):
+        stage.call(stage.actors.works, instance, rank, agent_of(rank))
+    stage.do(stage.world.until(instance, lambda d: all(r.agent is not None and r.agent.round for r in d.status.ranks)))
+    exits = [worker_exit(n + 1, time.time() - 8 * (crashes - n)) for n in range(crashes)]
+    if exits:
+        stage.call(stage.actors.works, instance, 2, agent_of(2, *exits, round=1 + crashes))
+        stage.do(stage.world.until(instance, lambda d: d.status.ranks[2].crashes is not None))
+    return instance
+
+
+def failed_worker(stage: Stage, name: str = "gemma-ft") -> str:
+    """A run that has failed: a worker was killed for memory, and its agent gave up."""
+    instance = torchrun(stage, name, restarts=0, min=4, max=4)
+    now = time.time()
+    killed = worker_exit(1, now, exit_code=137, signal="SIGKILL", reason="OOMKilled", traceback="", message="")
+    stage.call(stage.actors.works, instance, 2, agent_of(2, killed))
+    stage.do(stage.world.until(instance, lambda d: len(d.status.failures) == 1))
+    stage.fail(instance, 2, Ended(exit_code=1, reason="Error", finished_at=now + 0.1))
+    stage.do(stage.world.settled(instance))
+    return instance
+
+
+def planned(stage: Stage, name: str = "resizing") -> str:
+    """A run that is about to be resized: ranks 0 and 2 are ready for it, ranks 1 and 3 are not."""
+    instance = stage.deploy(name, target=4)
+    trained(stage, instance, 1240)
+    stage.call(stage.actors.answers, instance, AnswerState.LISTENING)
+    stage.do(stage.world.until(instance, lambda d: all(r.listens for r in d.status.ranks)))
+    stage.do(stage.world.plane.scale("ann", instance, 2))
+    found = stage.do(stage.world.until(instance, lambda d: d.status.notice is not None))
+    assert found.status.notice is not None
+    number = found.status.notice.number
+    stage.call(stage.actors.answers, instance, AnswerState.SEEN, 1, 3, number=number)
+    stage.call(stage.actors.answers, instance, AnswerState.READY, 0, 2, number=number)
+    stage.do(stage.world.until(instance, lambda d: sum(r.ready_for == number for r in d.status.ranks) == 2))
     return instance
 
 

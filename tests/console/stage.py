@@ -12,7 +12,16 @@ from playwright.sync_api import Browser, BrowserContext, Page, Playwright
 
 from basilica.core.actions import Launch
 from basilica.core.mesh import SeenMesh
-from basilica.core.seen import Ended, SeenBench, Sight, Sighting
+from basilica.core.seen import (
+    AnswerState,
+    Ended,
+    SeenAgent,
+    SeenAnswer,
+    SeenBench,
+    SeenProgress,
+    Sight,
+    Sighting,
+)
 from basilica.ports import Limits, Run
 from tests.support.world import TalkingRuntime, World, a_request, bearer, key_of
 
@@ -41,6 +50,7 @@ class Actors(TalkingRuntime):
         self.bench: dict[str, SeenBench] = {}
         self.mesh: dict[str, SeenMesh] = {}
         self.gpus = 0
+        self.resume: dict[str, int] = {}  # by run: the step that ranks begin with when they are started again
         self.queue = ""  # what ranks that are launched now wait for; {} is the rank
 
     async def launch(self, run: Run, launches: Sequence[Launch]) -> None:
@@ -49,6 +59,10 @@ class Actors(TalkingRuntime):
         for key, seen in ranks.items():
             if seen.node == "fake":
                 ranks[key] = replace(seen, node=self.node.format(key[0] // 8), gpus=self.gpus)
+                if run.instance in self.resume:
+                    now, step = self._now(), self.resume[run.instance]
+                    progress = SeenProgress(first_at=now, first_step=step, at=now, step=step, step_seconds=10.0)
+                    ranks[key] = replace(ranks[key], progress=progress)
                 if self.queue:
                     note = self.queue.format(key[0])
                     ranks[key] = replace(ranks[key], sight=Sight.QUEUED, started_at=None, note=note)
@@ -70,6 +84,33 @@ class Actors(TalkingRuntime):
             self.report(instance, rank, step, **values)
         finally:
             self._now = now
+
+    def trains(self, instance: str, step: int, *ranks: int, first: int = 0, seconds: float = 0.5) -> None:
+        """The newest attempts of these ranks, or of all, have reported steps from `first` up to this one."""
+        now = self._now()
+        for key in self._newest(instance, ranks):
+            before = self._runs[instance][key].progress
+            begin, number = (now, first) if before is None else (before.first_at, before.first_step)
+            seen = SeenProgress(first_at=begin, first_step=number, at=now, step=step, step_seconds=seconds)
+            self._runs[instance][key] = replace(self._runs[instance][key], progress=seen)
+        self._wake(instance)
+
+    def works(self, instance: str, rank: int, agent: SeenAgent) -> None:
+        """The rank's program is a torchrun agent."""
+        (key,) = self._newest(instance, (rank,))
+        self._runs[instance][key] = replace(self._runs[instance][key], agent=agent)
+        self._wake(instance)
+
+    def answers(self, instance: str, state: AnswerState, *ranks: int, number: int = 0) -> None:
+        """The programs of these ranks read notices, and have answered the one of that number."""
+        for key in self._newest(instance, ranks):
+            answer = SeenAnswer(state=state, number=number, at=self._now())
+            self._runs[instance][key] = replace(self._runs[instance][key], answer=answer)
+        self._wake(instance)
+
+    def _newest(self, instance: str, ranks: Sequence[int]) -> list[tuple[int, int]]:
+        newest = dict(sorted(self._runs[instance]))
+        return [key for key in newest.items() if not ranks or key[0] in ranks]
 
     def measured(self, instance: str, bench: SeenBench) -> None:
         self.bench[instance] = bench
@@ -136,9 +177,12 @@ class Stage:
         user: str = "ann",
         restarts: int = 0,
         bench: bool = False,
+        gpus: int = 0,
         **world: int,
     ) -> str:
         body = a_request(name, target=target, **({"min": 1, "max": max(8, target)} | world))
+        if gpus:
+            body["resources"] = {"gpus": {"count": gpus}}
         body["distributed"] |= {"maxRestarts": restarts, "bench": {"mode": "on-start" if bench else "off"}}
         who = self.world.ann if user == "ann" else self.world.bob
         answer = await who.post("/deployments", json=body)

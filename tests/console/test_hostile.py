@@ -1,9 +1,12 @@
 """Whatever others write is shown as text: in logs, messages, names of nodes, errors and reports."""
 
+import time
+
 from playwright.sync_api import Browser, Page, expect
 
 from basilica.core.events import Event
 from basilica.core.seen import Ended, Stalled
+from tests.console import scenes
 from tests.console.stage import Stage
 
 MARKUP = "<img src=x onerror=\"document.body.dataset.pwned='yes'\"><script>document.body.dataset.pwned='yes'</script>"
@@ -48,6 +51,25 @@ def test_what_a_rank_leaves_behind_is_text(page: Page, stage: Stage) -> None:
     unharmed(page)
 
 
+def test_what_a_worker_leaves_behind_is_text(page: Page, stage: Stage) -> None:
+    instance = stage.deploy("hostile-worker", target=1, restarts=3)
+    exits = [
+        scenes.worker_exit(
+            n, time.time(), message=MARKUP, traceback=f"{MARKUP}\n{TRICKS}", signal=MARKUP, reason=MARKUP
+        )
+        for n in range(1, 5)
+    ]
+    stage.call(stage.actors.works, instance, 0, scenes.agent_of(0, *exits))
+    page.goto(f"{stage.url}/#/run/{instance}")
+    card = page.locator(".incident-card")
+    expect(card).to_contain_text("<img")
+    expect(card.locator("pre")).to_contain_text("<script>")
+    expect(page.locator(".crashes")).to_contain_text("has failed 4 times")
+    page.get_by_role("listbox", name="Ranks").get_by_role("option").first.hover()
+    expect(page.locator(".rank-detail")).to_contain_text("<script>")
+    unharmed(page)
+
+
 def test_nodes_events_stacks_and_metrics_are_text(page: Page, stage: Stage) -> None:
     stage.actors.node = MARKUP
     try:
@@ -71,7 +93,7 @@ def test_nodes_events_stacks_and_metrics_are_text(page: Page, stage: Stage) -> N
     page.goto(f"{stage.url}/#/run/{instance}")
     expect(page.locator(".events li").first).to_contain_text("<img")
     expect(page.locator(".card.warn")).to_contain_text("<script>")
-    page.get_by_role("option").first.hover()
+    page.locator(".grid [role=option]").first.hover()
     expect(page.locator(".rank-detail")).to_contain_text("<img")
     expect(page.locator(".metric figcaption").first).to_contain_text("<script>")
     unharmed(page)

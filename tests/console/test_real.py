@@ -62,7 +62,7 @@ def test_what_real_ranks_report_is_drawn_and_goes_on(browser: Browser, tmp_path:
             expect(loss).to_be_visible(timeout=30_000)
             before = loss.locator(".curve").get_attribute("d") or ""
             expect(loss.locator(".curve")).not_to_have_attribute("d", before)
-            page.get_by_role("option").first.hover()
+            page.locator(".grid [role=option]").first.hover()
             expect(page.locator(".rank-detail")).to_contain_text("Step")
 
 

@@ -85,7 +85,7 @@ def test_a_real_run_in_which_a_replica_is_killed(browser: Browser, tmp_path: Pat
             expect(waited.first).to_be_visible(timeout=30_000)
             expect(part(page).locator(".strip rect[data-tone=warn]").first).to_be_visible()
             expect(page.get_by_role("region", name="Metrics").get_by_role("img")).to_have_count(1)
-            page.get_by_role("option").first.hover()
+            page.locator(".grid [role=option]").first.hover()
             expect(page.locator(".rank-detail")).to_contain_text("loss")
             expect(page.locator(".rank-detail")).not_to_contain_text("diloco")
 

@@ -56,21 +56,33 @@ def test_a_run_of_a_thousand_ranks(browser: Browser, stage: Stage) -> None:
             stage.call(stage.actors.report, instance, rank, step, loss=1.0 / (step + 1))
     with looking(browser, stage.login_link()) as page:
         took = min(opened(page, stage, f"#/run/{instance}", ".grid [role=option]") for _ in range(3))
-        expect(page.get_by_role("option")).to_have_count(RANKS)
+        expect(page.locator(".grid [role=option]")).to_have_count(RANKS)
         expect(page.locator(".curve")).to_have_count(1)
-        grid = page.get_by_role("listbox").bounding_box()
+        grid = page.get_by_role("listbox", name="Ranks").bounding_box()
         assert grid is not None
+        page.evaluate(NOTE_TASKS)
+        stage.call(stage.actors.trains, instance, 3)
+        expect(page.locator(".legend").filter(has_text=f"{RANKS:,} training")).to_be_visible()
+        expect(page.locator(".grid [data-cause=training]")).to_have_count(RANKS)
+        longest = page.evaluate("new Promise((done) => setTimeout(() => done(Math.max(0, ...window.tasks)), 1500))")
         begin = time.monotonic()
         stage.call(stage.actors.exit, instance, 700, 1)
         expect(page.get_by_role("option", name="rank 700, lost")).to_be_visible()
         print(
             f"{RANKS} ranks: usable after {took:.2f} s; a rank's exit is seen after {time.monotonic() - begin:.2f} s; "
+            f"all change what they do: {longest:.0f} ms at a time at most; "
             f"the grid is {grid['width']:.0f} by {grid['height']:.0f}"
         )
         assert grid["height"] < 800
+        assert longest < 1000 * GENEROUS / 2
         assert took < GENEROUS
 
 
+NOTE_TASKS = """() => {
+  window.tasks = [];
+  new PerformanceObserver((list) => list.getEntries().forEach((task) => window.tasks.push(task.duration)))
+    .observe({ type: 'longtask' });
+}"""
 SCROLL = """async () => {
   const box = document.getElementById('main');
   const times = [];

@@ -11,7 +11,15 @@ from basilica.core.spec import DeploymentSpec, Exec
 from basilica.core.world import WorldSize
 
 PACKAGE = Path(basilica.__file__).parent
-ALONE = ("mesh.py", "reports/writer.py", "shipping/bootstrap.py")  # they travel without the package
+ALONE = (  # they travel without the package, or are imported by programs that need no more of it
+    "mesh.py",
+    "reports/writer.py",
+    "progress/notices.py",
+    "shipping/bootstrap.py",
+    "rendezvous/torch_handler.py",
+    "rendezvous/torch_agent.py",
+    "rendezvous/torch_budget.py",
+)
 NAMES = {value for name, value in vars(env).items() if name.isupper() and isinstance(value, str)}
 VARIABLE = re.compile(r"""["'$ ](BASILICA_[A-Z_]+[A-Z])(?=["'=$}/ ])""")
 ERROR_CODES = re.compile(r"BASILICA_API_(?!URL|TOKEN|KEY)")

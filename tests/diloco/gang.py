@@ -21,7 +21,7 @@ def gang(replicas: int, work: Callable[[ObjectStoreAllReduce], T], uri: str | No
     place = uri or fresh_uri()
 
     def replica(rank: int) -> T:
-        with ObjectStoreAllReduce(place, rank, replicas, timeout=SECONDS, **options) as allreduce:
+        with ObjectStoreAllReduce(place, rank, replicas, **{"timeout": SECONDS, **options}) as allreduce:
             return work(allreduce)
 
     with ThreadPoolExecutor(replicas) as threads:

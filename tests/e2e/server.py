@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tests.support.server import Server, cli
@@ -12,9 +12,9 @@ from tests.support.server import Server, cli
 class LastingServer:
     """`basilica serve` on one port and one state directory, however often it is killed."""
 
-    def __init__(self, state_dir: Path) -> None:
-        self._server: Server | None = Server(state_dir)
-        self._state_dir = state_dir
+    def __init__(self, state_dir: Path, env: Mapping[str, str] | None = None) -> None:
+        self._server: Server | None = Server(state_dir, env=env)
+        self._state_dir, self._env = state_dir, env
         self.url, self.key = self._server.url, self._server.key
         self._keys_of_others: dict[str, str] = {}
 
@@ -25,7 +25,7 @@ class LastingServer:
         self._server = None
 
     def start_again(self) -> None:
-        self._server = Server(self._state_dir, "--port", self.url.rpartition(":")[2])
+        self._server = Server(self._state_dir, "--port", self.url.rpartition(":")[2], env=self._env)
         assert (self._server.url, self._server.key) == (self.url, self.key)
 
     def stop(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import basilica
-from tests.support.agents import PATIENCE, Ledger
+from tests.support.agents import ALL_REDUCE, PATIENCE, Ledger
 from tests.support.server import serving
 
 pytestmark = pytest.mark.timeout(300)
@@ -59,16 +59,16 @@ def train(folder: str) -> int:
     return world
 
 
-def deploy(client: basilica.BasilicaClient, steps: Ledger, world: basilica.WorldSize) -> basilica.DistributedTraining:
-    """`train` under torchrun, on a world of that size."""
-    return client.deploy_distributed(
-        None, source=train, source_args=[str(steps.folder)], world_size=world, launcher="torchrun", **OPTIONS
-    )
-
-
 def test_a_function_trains_on_while_its_world_is_scaled(client: basilica.BasilicaClient, tmp_path: Path) -> None:
     steps = Ledger(tmp_path / "run")
-    with deploy(client, steps, basilica.WorldSize(2, 2, 4)) as training:
+    with client.deploy_distributed(
+        None,
+        source=train,
+        source_args=[str(steps.folder)],
+        world_size=basilica.WorldSize(2, 2, 4),
+        launcher="torchrun",
+        **OPTIONS,
+    ) as training:
         steps.first_step(2, 0)
         for size in (4, 3):
             began = time.time()
@@ -79,6 +79,36 @@ def test_a_function_trains_on_while_its_world_is_scaled(client: basilica.Basilic
         assert {rank: value for rank, value in training.results().items() if rank < 3} == {0: 3, 1: 3, 2: 3}
         assert {step.restarts for step in steps.steps()} == {0}, training.logs()
         assert [step for step in steps.steps() if step.sum != step.world * (step.world + 1) / 2] == []
+
+
+def add_up(folder: str, definitions: str) -> None:
+    """Train without torch, where no worker is to fall: `definitions` is ALL_REDUCE."""
+    import os
+    import time
+
+    names: dict[str, Any] = {}
+    exec(definitions, names)
+    all_reduce, rank, world = names["all_reduce"], names["rank"], names["world"]
+    restarts, name = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["BASILICA_RANK"]
+    with open(f"{folder}/steps", "a", buffering=1) as ledger:
+        while True:
+            try:
+                total, stop = all_reduce([rank + 1, float(os.path.exists(f"{folder}/stop"))])
+            except (OSError, RuntimeError):  # a peer left, and we are about to be told
+                time.sleep(2)
+                raise
+            ledger.write(f"{time.time()} {world} {rank} {total:g} {restarts} {name}\n")
+            if stop:
+                break
+            time.sleep(0.05)
+
+
+def deploy(client: basilica.BasilicaClient, steps: Ledger, world: basilica.WorldSize) -> basilica.DistributedTraining:
+    """`add_up` under torchrun, on a world of that size."""
+    arguments = [str(steps.folder), ALL_REDUCE]
+    return client.deploy_distributed(
+        None, source=add_up, source_args=arguments, world_size=world, launcher="torchrun", **OPTIONS
+    )
 
 
 OWN_TORCHRUN = [
@@ -92,7 +122,8 @@ def deploy_own(
 ) -> basilica.DistributedTraining:
     """The same by a command line of the user's own, in which nothing is ours."""
     script = steps.folder / "train.py"
-    script.write_text(f"{inspect.getsource(train)}\n\ntrain({str(steps.folder)!r})\n")
+    call = f"add_up({str(steps.folder)!r}, {ALL_REDUCE!r})"
+    script.write_text(f"from typing import Any\n\n{inspect.getsource(add_up)}\n\n{call}\n")
     return client.deploy_distributed(None, command=[*OWN_TORCHRUN, str(script)], world_size=world, **OPTIONS)
 
 
@@ -128,18 +159,19 @@ def test_a_killed_agent_costs_the_workers_of_the_others_nothing(
 ) -> None:
     """Each loss makes the workers of its peer fall, whose agent has no restart to spend."""
     steps = Ledger(tmp_path / "run")
-    options = {**OPTIONS, "max_restarts": 2, "launcher": "torchrun"}
+    losses = 2 if whole else 1
+    options = {**OPTIONS, "max_restarts": losses, "launcher": "torchrun"}
     world = basilica.WorldSize(2, 2, 2)
     with client.deploy_distributed(
         None, source=train, source_args=[str(steps.folder)], world_size=world, **options
     ) as training:
-        for _ in range(2):
+        for _ in range(losses):
             steps.first_step(2, time.time())
             _kill_agent(training.name, rank=1, whole=whole)
         steps.first_step(2, time.time())
         (steps.folder / "stop").touch()
         training.join(PATIENCE)
-        assert [rank.restarts for rank in training.ranks] == [0, 2], training.logs()
+        assert [rank.restarts for rank in training.ranks] == [0, losses], training.logs()
         assert {step.restarts for step in steps.steps()} == {0}, training.logs()
 
 

@@ -97,6 +97,39 @@ def test_a_world_of_2_to_4_starts_grows_shrinks_loses_an_agent_and_ends(
         assert_sums_are_right(run)
 
 
+def test_agents_have_the_numbers_of_their_ranks_however_they_come_and_go(endpoint: str, tmp_path: Path) -> None:
+    """torch would number them as they come."""
+    folder = tmp_path / "run"
+    with (
+        Fleet(endpoint, "named", folder, nodes=(2, 4), options=NEVER, script=TRAIN_WITHOUT_TORCH, linger=2) as run,
+        driven(endpoint, "named"),
+    ):
+        run.want(2)
+        began = time.time()
+        (second,) = run.start(rank=1)
+        run.until(lambda: "as rank 0" in second.said(), "agent that came first")
+        (first,) = run.start(rank=0)
+        run.first_step(2, began)
+        run.want(4)
+        began = time.time()
+        (fourth,) = run.start(rank=3)
+        (third,) = run.start(rank=2)
+        run.first_step(4, began)
+        run.want(3)
+        began = time.time()
+        fourth.terminate()
+        run.first_step(3, began)
+        first.kill()
+        began = time.time()
+        (again,) = run.start(rank=0)
+        run.first_step(3, began)
+        assert run.finish([again, second, third]) == [0, 0, 0]
+        assert {(step.world, step.rank, step.agent) for step in run.steps()} == {
+            (world, rank, rank) for world in (2, 3, 4) for rank in range(world)
+        }
+        assert_sums_are_right(run)
+
+
 def test_late_joiners_are_taken_in_one_after_the_other_and_not_waited_for(endpoint: str, tmp_path: Path) -> None:
     with (
         Fleet(
@@ -121,7 +154,11 @@ FAILS_FOR_GOOD = (
 folder = sys.argv[1]
 with open(f"{folder}/steps", "a", buffering=1) as ledger:
     while not os.path.exists(f"{folder}/stop"):
-        (total,) = all_reduce([rank + 1])
+        try:
+            (total,) = all_reduce([rank + 1])
+        except (OSError, RuntimeError):  # a peer left: its agent may have been told of a new round before ours was
+            time.sleep(float(os.environ["LINGER"]))
+            raise
         ledger.write(f"{time.time()} {world} {rank} {total:g} "
                      f"{os.environ['TORCHELASTIC_RESTART_COUNT']} {os.environ['AGENT']}\\n")
         time.sleep(0.05)
@@ -137,7 +174,7 @@ def test_an_agent_that_gave_up_shuts_out_neither_its_successor_nor_a_late_joiner
     options = [*NEVER, "--max-restarts=0"]
     folder = tmp_path / "run"
     with (
-        Fleet(endpoint, "shut", folder, nodes=(2, 3), options=options, script=FAILS_FOR_GOOD) as run,
+        Fleet(endpoint, "shut", folder, nodes=(2, 3), options=options, script=FAILS_FOR_GOOD, linger=3) as run,
         driven(endpoint, "shut"),
     ):
         run.want(2)
@@ -147,6 +184,7 @@ def test_an_agent_that_gave_up_shuts_out_neither_its_successor_nor_a_late_joiner
         (folder / "fail-0").touch()
         assert agents[0].process.wait(PATIENCE) == 1
         agents[1].process.wait(PATIENCE)  # without restarts the loss of its peer ends it too, and it closes as well
+        run.until_open()
 
         began = time.time()
         again = run.start(2)
@@ -191,7 +229,10 @@ def test_an_agent_that_dies_before_it_said_who_it_is_takes_no_other_with_it(seat
 
 def test_an_agent_that_waits_for_a_lost_peer_ends_when_it_is_asked_to(tmp_path: Path) -> None:
     """Once it has had workers, torch takes the signal for a failed attempt to meet, and tries again."""
-    with rendezvous("ours", tmp_path) as endpoint, Fleet(endpoint, "lost", tmp_path / "run", nodes=(2, 2)) as run:
+    with (
+        rendezvous("ours", tmp_path) as endpoint,
+        Fleet(endpoint, "lost", tmp_path / "run", nodes=(2, 2), script=TRAIN_WITHOUT_TORCH) as run,
+    ):
         began = time.time()
         left, lost = run.start(2)
         run.first_step(2, began)

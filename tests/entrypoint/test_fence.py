@@ -3,98 +3,19 @@
 import asyncio
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from basilica.core.fencing import BEATS_PER_SECOND, Fence, FenceTimes
-from basilica.machine.strays import kill, with_environment
 from basilica.rendezvous.client import KeysClient
 from basilica.rendezvous.exchange import NoAnswer
-from basilica.rendezvous.orders import AttemptRecord, Order, attempt_key, load_record, order_key
-from basilica.rendezvous.service import Service
+from tests.entrypoint.agents import PATIENCE_S, agent, is_alive, ordered, pid_in, record_when, rendezvous, text_of
 from tests.rendezvous.harness import free_port
-
-NODE = "node-7"
-PATIENCE_S = 30.0
-FENCE = "0.1 1.5 0.5"  # heartbeat, fence, grace
-
-
-@contextlib.asynccontextmanager
-async def rendezvous(folder: Path, port: int) -> AsyncIterator[KeysClient]:
-    service = Service(folder, "127.0.0.1")
-    await service.start()
-    client = KeysClient(f"127.0.0.1:{port}")
-    try:
-        await service.open("run", port)
-        yield client
-    finally:
-        await client.close()
-        await service.stop()
-
-
-@contextlib.contextmanager
-def agent(folder: Path, port: int, script: str, fence: str = FENCE) -> "Iterator[subprocess.Popen[str]]":
-    environment = {
-        **os.environ,
-        "BASILICA_DRIVEN": "1",
-        "BASILICA_RANK": "0",
-        "BASILICA_POD_UID": "pod-1",
-        "BASILICA_RDZV_ENDPOINT": f"127.0.0.1:{port}",
-        "BASILICA_TERMINATION_LOG": str(folder / "message"),
-        "BASILICA_SCRATCH": str(folder),
-        "BASILICA_FENCE": fence,
-        "NODE_NAME": NODE,
-    }
-    command = [sys.executable, "-m", "basilica.entrypoint", "--", "/bin/sh", "-c", script]
-    process = subprocess.Popen(command, env=environment, stdout=-1, stderr=-2, text=True)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-        while rank := with_environment({f"BASILICA_SCRATCH={folder}".encode()}):  # it outlives an agent that is killed
-            kill(rank)
-
-
-async def ordered(keys: KeysClient, attempt: int = 0) -> None:
-    await keys.put(f"/basilica/mesh-ready/{NODE}", "")
-    await keys.put(order_key(0), Order(attempt=attempt, run=True, world=1).dump())
-
-
-async def record_when(keys: KeysClient, attempt: int, ended: bool) -> AttemptRecord:
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            with contextlib.suppress(NoAnswer):
-                found = load_record(str((await keys.get(attempt_key(0, attempt))).node.get("value", "")))
-                if found is not None and found.started_at is not None and (found.ended is not None) == ended:
-                    return found
-            await asyncio.sleep(0.02)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
-async def pid_in(path: Path) -> int:
-    async with asyncio.timeout(PATIENCE_S):
-        while not text_of(path).strip():
-            await asyncio.sleep(0.02)
-    return int(text_of(path))
-
-
-def text_of(path: Path) -> str:
-    return path.read_text() if path.exists() else ""
 
 
 @pytest.mark.parametrize("deaf", ["", "trap '' TERM; "])

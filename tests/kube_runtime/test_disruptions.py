@@ -118,8 +118,11 @@ def test_a_rank_that_has_no_node_and_is_not_wanted_any_more_leaves_no_pod() -> N
     async def story() -> None:
         with KubeServer(nodes=[NodeSpec("node-0", capacity={"cpu": "1"})]) as kube:
             async with control_plane(kube) as plane:
-                run = await plane.deploy(STAYS, (1, 2, 2), resources=Resources(cpu=0.6))
+                run = await plane.deploy(STAYS, (1, 1, 2), resources=Resources(cpu=0.6))
+                await plane.until_ready(run, 1)  # else the scheduler may give the node to rank 1
+                await plane.scale(run, 2)
                 await until_told(plane, run, "Insufficient cpu")
+                assert [pod["spec"].get("nodeName") for pod in plane.pods(run)] == ["node-0", None]
                 await plane.scale(run, 1)
                 await plane.until_ready(run, 1)
                 await plane.happens(lambda: len(plane.pods(run)) == 1)

@@ -13,7 +13,7 @@ from basilica.core.errors import ValidationError
 from basilica.core.spec import DeploymentSpec, Exec, Gpus, ProviderFilter, Resources, Shell
 from basilica.core.world import WorldSize
 from basilica.kube.manifests.egress import networks
-from basilica.kube.manifests.run import CARRIED_AT, PodGroup, RunObjects, Settings
+from basilica.kube.manifests.run import CARRIED_AT, RECORD_SECONDS, PodGroup, RunObjects, Settings
 from basilica.wiring.kubernetes import ClusterOptions, run_settings_of
 from basilica_testkube import KubeServer
 
@@ -92,6 +92,15 @@ def test_what_decides_how_our_entrypoint_starts_is_given_to_the_rank_alone() -> 
     assert env["MINE"] == "1"
     assert "PATH" not in env
     assert env["BASILICA_RANK_ENV"] == '{"PATH": "/mine:$$(HOME)"}'
+
+
+def test_a_pod_has_time_for_a_notice_the_grace_and_the_record() -> None:
+    pod = pod_of(objects(notice_seconds=45.5, grace_seconds=20.0, notice_signal="SIGUSR2"))
+    assert pod["terminationGracePeriodSeconds"] == 66 + RECORD_SECONDS
+    env = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
+    names = ("BASILICA_NOTICE_SECONDS", "BASILICA_GRACE_SECONDS", "BASILICA_NOTICE_SIGNAL")
+    assert [env[name] for name in names] == ["45.5", "20", "SIGUSR2"]
+    assert "BASILICA_NOTICE_SIGNAL" not in json.dumps(pod_of(objects()))
 
 
 @pytest.mark.parametrize(("length", "ending"), [(52, "-rendezvous"), (53, "-rdzv")])

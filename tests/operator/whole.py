@@ -4,7 +4,7 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,11 +22,17 @@ class Installation:
     """What the stories of the local server need of one: a URL and keys."""
 
     def __init__(
-        self, directory: Path, *, lease_seconds: float = 15.0, nodes: Sequence[NodeSpec] = (NodeSpec("node-0"),)
+        self,
+        directory: Path,
+        *,
+        lease_seconds: float = 15.0,
+        nodes: Sequence[NodeSpec] = (NodeSpec("node-0"),),
+        env: Mapping[str, str] | None = None,
     ) -> None:
+        """`env`: variables for every container."""
         directory.mkdir(parents=True, exist_ok=True)
         self._directory, self._lease_seconds = directory, lease_seconds
-        self.kube = KubeServer(nodes=nodes, own_files=[SHIPPED_SOURCE]).start()
+        self.kube = KubeServer(nodes=nodes, env=env, own_files=[SHIPPED_SOURCE]).start()
         self.kube.create(definition())
         self.kubeconfig = self.kube.kubeconfig(directory / "kubeconfig")
         self._operators = self._servers = 0

@@ -1,10 +1,11 @@
 """A rank's place for the tests of notices: this process as a rank of its own, or programs as ranks."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,7 +56,7 @@ class Place:
         }
 
     def start(self, code: str, rank: int = 0, attempt: int = 1, **more: str) -> "subprocess.Popen[str]":
-        """Start a program as a rank. What still runs after the test is killed."""
+        """Start a program as a rank. What still runs of it after the test is killed, children too."""
         variables = {**os.environ, **self.environment(rank, attempt, **more)}
         process = subprocess.Popen(
             [sys.executable, "-c", code],
@@ -64,10 +65,16 @@ class Place:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            start_new_session=True,
         )
         self.started.enter_context(process)
-        self.started.callback(process.kill)
+        self.started.callback(_kill_group, process.pid)
         return process
+
+
+def _kill_group(leader: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 @pytest.fixture

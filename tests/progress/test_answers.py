@@ -127,7 +127,7 @@ signal.pause()
 
 def test_another_process_with_that_pid_has_not_answered(place: Place) -> None:
     write(place, f"0.1.{os.getpid()}.notice", start=LINE["start"] + 1)
-    write(place, f"0.1.{os.getppid()}.notice")  # a file under another name than its own
+    write(place, f"0.1.{os.getppid()}.notice", start=start_time(os.getppid()))  # under another name than its own
     assert read_answers(place.layout, RUN) == {}
 
 

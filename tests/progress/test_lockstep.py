@@ -36,7 +36,7 @@ while True:
     notice = basilica.notice()
     if notice is not None:
         assert notice.step <= step, (notice, step)
-        print(notice._number, step, flush=True)
+        print(notice._published.number, step, flush=True)
         notice.ready()
 """
 KEYS = (Key(RUN, 0, 1), Key(RUN, 1, 1))

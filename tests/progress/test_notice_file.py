@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from basilica.progress import formats
+from basilica.progress import formats, notice_file
 from basilica.progress.formats import PublishedNotice, encode_notice, next_counters, parse_notice
 from basilica.progress.notice_file import write_notice
 
@@ -70,6 +70,20 @@ def test_it_is_written_in_place(path: Path) -> None:
     inode = path.stat().st_ino
     write_notice(str(path), NOTICE)
     assert path.stat().st_ino == inode
+
+
+def test_the_counter_is_odd_as_long_as_the_content_is_not_whole(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_notice(str(path), None)
+    seen = []
+    real = notice_file._write
+
+    def watched(fd: int, data: bytes, offset: int) -> None:
+        real(fd, data, offset)
+        seen.append(content(path))
+
+    monkeypatch.setattr(notice_file, "_write", watched)
+    write_notice(str(path), NOTICE)
+    assert [(counter, found is None) for counter, found in seen] == [(1, True), (1, False), (2, False)]
 
 
 def test_a_write_that_was_broken_off_is_made_good(path: Path) -> None:

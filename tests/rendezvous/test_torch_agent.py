@@ -281,6 +281,49 @@ def test_the_lines_of_a_rendezvous_go_to_a_bounded_file_unless_they_are_asked_fo
     assert "diverted" not in debug.read_text()  # it was among the oldest
 
 
+FUNCTION = """
+import os, pathlib, time
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+def work():
+    if os.environ["LOCAL_RANK"] == "1":
+        raise ValueError("in a function")
+    time.sleep(600)
+
+if __name__ == "__main__":
+    meeting = dict(rdzv_backend="c10d", rdzv_endpoint="127.0.0.1:0", run_id="run", max_restarts=0)
+    elastic_launch(LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2, **meeting), work)()
+"""
+
+
+@pytest.mark.slow
+def test_workers_that_are_functions_of_the_users_program_are_followed_as_well(tmp_path: Path) -> None:
+    """torch stops the others of these before it closes them: they did not end by themselves."""
+    rank = Watched(tmp_path)
+    script = tmp_path / "launch.py"
+    script.write_text(FUNCTION)
+    pipe = subprocess.PIPE
+    agent = subprocess.Popen([sys.executable, str(script)], env=rank.env, stdout=pipe, stderr=pipe, text=True)
+    with ended(agent):
+        assert agent.wait(100) == 1
+        assert [type(event) for event in rank.events(agent)] == [Meeting, RoundStarted, WorkerExit, Stopped]
+        (fell,) = rank.exits(agent)
+        assert (fell.worker, fell.code, fell.kind, fell.message) == (1, 1, "own", "ValueError: in a function")
+
+
+def test_a_journal_that_is_left_out_by_a_full_disk_goes_on_when_there_is_room(
+    journal: torch_agent.Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal.add("meeting")
+    with monkeypatch.context() as full:
+        full.setattr(os, "pwrite", lambda *_: 3)  # so many bytes had room
+        journal.add("stopped")
+    journal.add("meeting")
+    found = read_journal(str(written(tmp_path)))
+    assert found is not None
+    assert [event.n for event in found.events] == [1, 3]
+
+
 # ---- without an agent ----------------------------------------------------------------------------------------------
 
 
@@ -400,3 +443,19 @@ def test_a_child_that_ended_is_looked_at_and_not_reaped() -> None:
         assert torch_agent.peeked(child.pid) == code
         assert child.wait() == code
         assert torch_agent.peeked(child.pid) is None
+
+
+def test_the_end_of_a_process_is_noted_while_nobody_looks() -> None:
+    children = {number: subprocess.Popen(["sleep", "600"]) for number in (4, 5)}
+    ends = torch_agent.watch_ends({number: child.pid for number, child in children.items()})
+    before = time.time(), time.monotonic()
+    for number in (5, 4):
+        children[number].kill()
+        deadline = time.monotonic() + 20
+        while number not in ends:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        for moment, earlier, later in zip(ends[number], before, (time.time(), time.monotonic()), strict=True):
+            assert earlier <= moment <= later
+    assert [child.wait() for child in children.values()] == [-9, -9]  # they are not reaped by others
+    assert list(ends) == [5, 4]

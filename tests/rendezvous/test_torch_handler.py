@@ -17,7 +17,7 @@ import pytest
 
 from basilica.rank.inject import carry
 from basilica.rendezvous import torch_handler
-from basilica.rendezvous.torch_handler import ENTRY_POINT, Keys, NoRendezvous, _errors
+from basilica.rendezvous.torch_handler import ENTRY_POINT, Keys, NoRendezvous, _errors, group_rank
 from tests.rendezvous.harness import free_port, service_process
 from tests.support.python_etcd import without_python_etcd
 
@@ -213,6 +213,24 @@ def test_the_entry_point_is_the_one_that_is_installed_and_carried(tmp_path: Path
     env = {"PYTHONPATH": str(tmp_path / "lib")}
     done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == str([(name, value)])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "numbers"),
+    [
+        pytest.param(["0", "1", "2"], [0, 1, 2], id="as they came"),
+        pytest.param(["2", "0", "1"], [2, 0, 1], id="in another order"),
+        pytest.param(["10", "9", "4"], [2, 1, 0], id="some are not members: dense, by number and not by text"),
+        pytest.param(["1", None, "0"], [0, 1, 2], id="one of torch's own backend"),
+        pytest.param(["1", "1", "0"], [0, 1, 2], id="a rank twice"),
+        pytest.param(["1", "01", "0"], [0, 1, 2], id="a rank twice in other digits"),
+        pytest.param(["1", "x", "0"], [0, 1, 2], id="no number"),
+        pytest.param(["1", "", "0"], [0, 1, 2], id="no text"),
+        pytest.param(["-1", "2", "0"], [0, 1, 2], id="below zero"),
+    ],
+)
+def test_agents_are_numbered_by_their_ranks_or_all_as_torch_does(ranks: list[str | None], numbers: list[int]) -> None:
+    assert [group_rank(seat, ranks) for seat in range(len(ranks))] == numbers
 
 
 @pytest.mark.slow

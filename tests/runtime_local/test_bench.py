@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,30 @@ from basilica.runtimes.local.bench import HOME
 from basilica.runtimes.local.hosts import Host
 from basilica.runtimes.local.records import Record, read_record
 from tests.runtime_local.machine import SLEEP, Machine
+from tests.support import probes
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probes measure little, and without torch."""
+    monkeypatch.setenv("PYTHONPATH", probes.path_with(probes.QUICK, tmp_path / "quick")["PYTHONPATH"])
+
+
+@pytest.fixture
+def endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probes that have started stay until they are ended."""
+    monkeypatch.setenv("PYTHONPATH", probes.path_with(probes.ENDLESS, tmp_path / "endless")["PYTHONPATH"])
+
+
+@pytest.fixture
+def let_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Probes that have started measure once this was called."""
+    gate = tmp_path / "gate"
+    monkeypatch.setenv("PYTHONPATH", probes.path_with(probes.waiting_for(gate), tmp_path / "gated")["PYTHONPATH"])
+    return gate.touch
 
 
 def benched(machine: Machine, name: str = "train") -> Run:
@@ -106,6 +128,7 @@ async def test_the_loopback_is_measured_beside_the_ranks(machine: Machine) -> No
         assert await seen(machine, run) == done
 
 
+@pytest.mark.usefixtures("quick")
 async def test_between_two_hosts_it_is_their_link(machine: Machine) -> None:
     async with machine.control_plane(hosts=(Host("north"), Host("south"))):
         run = machine.run(SLEEP, world=WorldSize(2, 2, 2), bench=BenchOnStart("strict"))
@@ -125,6 +148,7 @@ async def test_a_run_without_a_bench_has_none(machine: Machine) -> None:
         assert await seen(machine, machine.run(SLEEP)) is None
 
 
+@pytest.mark.usefixtures("endless")
 async def test_it_steps_back_behind_the_ranks_and_takes_no_gpu(machine: Machine) -> None:
     async with machine.control_plane():
         run = benched(machine)
@@ -139,6 +163,7 @@ async def test_it_steps_back_behind_the_ranks_and_takes_no_gpu(machine: Machine)
         await until(machine, run, BenchPhase.SKIPPED)
 
 
+@pytest.mark.usefixtures("endless")
 async def test_to_end_it_ends_both_and_leaves_nothing(machine: Machine) -> None:
     async with machine.control_plane():
         run = benched(machine)
@@ -152,6 +177,7 @@ async def test_to_end_it_ends_both_and_leaves_nothing(machine: Machine) -> None:
         assert await seen(machine, run) == done  # one that was ended does not come back
 
 
+@pytest.mark.usefixtures("endless")
 async def test_it_is_ended_even_if_the_wish_cannot_be_written_down(machine: Machine) -> None:
     async with machine.control_plane():
         run = benched(machine)
@@ -173,6 +199,7 @@ async def test_one_that_is_ended_before_it_began_never_begins(machine: Machine) 
         assert processes(machine, run) == []
 
 
+@pytest.mark.usefixtures("endless")
 async def test_it_does_not_outlive_the_removal_of_its_run(machine: Machine) -> None:
     async with machine.control_plane():
         run = benched(machine)
@@ -183,6 +210,7 @@ async def test_it_does_not_outlive_the_removal_of_its_run(machine: Machine) -> N
         assert not machine.layout.run(run.instance).exists()
 
 
+@pytest.mark.usefixtures("endless")
 async def test_an_end_that_is_killed_fails_the_probe_and_not_the_run(machine: Machine) -> None:
     async with machine.control_plane():
         run = benched(machine)
@@ -200,6 +228,7 @@ async def test_an_end_that_is_killed_fails_the_probe_and_not_the_run(machine: Ma
         await machine.until_ended(run)
 
 
+@pytest.mark.usefixtures("endless")
 async def test_a_probe_whose_supervisor_is_killed_is_cleared_away(machine: Machine) -> None:
     async with machine.control_plane():
         run = benched(machine)
@@ -277,25 +306,31 @@ def kill_a_control_plane(machine: Machine, *arguments: str) -> None:
         process.kill()
 
 
-async def test_it_outlives_the_control_plane_and_its_result_is_found(machine: Machine) -> None:
+async def test_it_outlives_the_control_plane_and_its_result_is_found(
+    machine: Machine, let_measure: Callable[[], None]
+) -> None:
     run = benched(machine)
     kill_a_control_plane(machine, "launch")
     before = sorted(processes(machine, run))
     async with machine.control_plane():
         bench = await seen(machine, run)
         assert bench is not None
-        if bench.phase is BenchPhase.RUNNING:
-            await machine.runtime.probe(run, Probe("preferred"))
-            assert set(processes(machine, run)) <= set(before)  # no second pair
+        assert bench.phase is BenchPhase.RUNNING
+        await machine.runtime.probe(run, Probe("preferred"))
+        assert sorted(processes(machine, run)) == before  # no second pair
+        let_measure()
         done = await until(machine, run, BenchPhase.SUCCEEDED)
         assert done.result is not None
         await machine.stop(run)
         await machine.until_ended(run)
 
 
-async def test_a_result_that_came_while_nobody_looked_is_found(machine: Machine) -> None:
+async def test_a_result_that_came_while_nobody_looked_is_found(
+    machine: Machine, let_measure: Callable[[], None]
+) -> None:
     run = benched(machine)
     kill_a_control_plane(machine, "launch")
+    let_measure()
     async with asyncio.timeout(PATIENCE_S):
         while record_of(machine, run).exit is None:
             await asyncio.sleep(0.05)
@@ -307,26 +342,29 @@ async def test_a_result_that_came_while_nobody_looked_is_found(machine: Machine)
         await machine.until_ended(run)
 
 
+@pytest.mark.usefixtures("endless")
 async def test_one_that_an_earlier_control_plane_started_can_be_ended(machine: Machine) -> None:
     run = benched(machine)
     kill_a_control_plane(machine, "launch")
     async with machine.control_plane():
         await machine.runtime.end_probe(run)
-        await until(machine, run, BenchPhase.SKIPPED, BenchPhase.SUCCEEDED)
+        await until(machine, run, BenchPhase.SKIPPED)
         assert processes(machine, run) == []
         await machine.stop(run)
         await machine.until_ended(run)
 
 
+@pytest.mark.usefixtures("endless")
 async def test_one_that_outlived_its_run_is_ended_at_the_next_start(machine: Machine) -> None:
     """The end of the run was saved, and the control plane died before it could end the probe."""
     run = benched(machine)
     kill_a_control_plane(machine)
     async with machine.control_plane():
-        await until(machine, run, BenchPhase.SKIPPED, BenchPhase.SUCCEEDED)
+        await until(machine, run, BenchPhase.SKIPPED)
         assert processes(machine, run) == []
 
 
+@pytest.mark.usefixtures("endless")
 async def test_two_control_planes_one_after_the_other_start_one_pair(machine: Machine) -> None:
     """The second may ask before the first one's supervisor has claimed: the claim decides."""
     run = benched(machine)

@@ -17,10 +17,10 @@ from basilica.machine.files import UnusableFile
 from basilica.machine.layout import Key
 from basilica.machine.proc import read_file
 from basilica.ports import Run
+from basilica.reports.wakeups import Wakeup
 from basilica.runtimes.local import stops
 from basilica.runtimes.local.logs import read_tail
 from basilica.runtimes.local.task import StartReply, StartRequest
-from basilica.runtimes.local.wakeups import Wakeup
 from tests.runtime_local.machine import SLEEP, Machine, python, sh, until_gone
 
 SECRET = "nobody-may-read-this"

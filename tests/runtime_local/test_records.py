@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from basilica.reports.wakeups import parse
 from basilica.runtimes.local import table
 from basilica.runtimes.local.records import Exit, append_exit, bury, parse_record, read_record, write_stop
-from basilica.runtimes.local.wakeups import parse
 from tests.runtime_local.machine import Machine, sh
 
 ENDED = Exit(exit_code=3, reason="Error", finished_at=7.0)

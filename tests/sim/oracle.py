@@ -44,6 +44,7 @@ class Oracle:
     last_shown: dict[Key, float] = field(default_factory=dict)
     window: int = 0  # the turn in which the controller last took up a change of the spec: budgets may begin anew
     whole: int = 0  # the turn in which the world last became whole
+    whole_at: float = 0.0  # by the controller's clock, which may stand still between two turns
     blamable: set[Key] = field(default_factory=set)  # failures of ranks that the world still wants
     places: list[float] = field(default_factory=list)  # since when each place of the world is wanted
     accounted: int = 0  # microseconds of places that are not wanted any more
@@ -61,7 +62,7 @@ class Oracle:
                 self._note(before, seen, seen.ended)
         self.blamable = {key for key in self.blamable if key[0] < after.world_target}
         if _is_whole(after) and not _is_whole(before):
-            self.whole = sim.turns
+            self.whole, self.whole_at = sim.turns, sim.now
         self._check_lost(before, after)
         self._check_ledger(before, after)
         self._check_notice(before, after)
@@ -86,13 +87,16 @@ class Oracle:
     def _check_notice(self, before: DeploymentStatus, after: DeploymentStatus) -> None:
         """A planned change waits until every rank that reads notices is ready for it, or until its limit."""
         sim = self.sim
-        resized = before.world_target not in (0, after.world_target)
-        if not resized or after.terminal_at is not None:
+        was = before.world_target if before.admitted is None else before.admitted
+        resized = was not in (0, after.world_target if after.admitted is None else after.admitted)
+        if not resized or after.terminal_at is not None or after.world_target == 0:
             return
         book = {(r.rank, r.attempt): r.phase for r in after.ranks}
         for seen in sim.delivered.ranks:
             phase = book.get((seen.rank, seen.attempt))
             if seen.answer is None or seen.sight is not Sight.RUNNING or phase is not RankPhase.RUNNING:
+                continue
+            if seen.rank >= was:
                 continue
             assert before.notice is not None, f"rank {seen.rank} was not told of the resize"
             ready = seen.answer.state is AnswerState.READY and seen.answer.number == before.notice.number
@@ -191,13 +195,16 @@ class Oracle:
                 f"{culprit}: invented"
             )
             return
-        suspects = [f for f in self.failures.values() if f.key in self.blamable and f.turn >= self.whole]
+        suspects = [f for f in self.failures.values() if f.key in self.blamable and self._is_since_whole(f)]
         blamed = self.failures.get((culprit.exit.rank, culprit.exit.attempt))
         assert blamed in suspects, f"{culprit} is blamed, and the suspects are {suspects}"
         one_node = len({f.key[0] % sim.nodes for f in suspects}) == 1
         moments = {f.key: f.finished_at if one_node else f.seen_at for f in suspects}
         behind = moments[culprit.exit.rank, culprit.exit.attempt] - min(moments.values())
         assert behind <= SIMULTANEOUS_SECONDS + 1e-9, f"{culprit} is blamed, {behind:g} s after the first of {suspects}"
+
+    def _is_since_whole(self, failure: Failure) -> bool:
+        return failure.turn >= self.whole or failure.seen_at >= self.whole_at
 
 
 def _failed(ended: Ended) -> bool:

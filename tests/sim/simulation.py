@@ -512,7 +512,10 @@ class Simulation:
         assert [r.rank for r in new.ranks] == sorted(mine)
         assert len(new.history) <= HISTORY_MAX
         assert len(new.failures) <= 8 * len(new.ranks)
-        assert new.notice is None or self.now < new.notice.until, f"{new.notice} is overdue"
+        overdue = new.notice is not None and new.notice.done_at is None and self.now >= new.notice.until
+        assert not overdue, f"{new.notice} is overdue"
+        held = new.notice is not None and new.notice.done_at is not None and self.now >= new.notice.done_at + 15
+        assert not held, f"{new.notice} holds ranks for too long"
         assert len(new.milestones) <= 2
         if old.bench is not None and old.bench.phase.terminal:
             assert new.bench == old.bench, "the probe's end was taken back"
@@ -562,9 +565,9 @@ class Simulation:
         says = self.delivered.rendezvous.says if self.delivered.rendezvous is not None else None
         assert new.mesh is not None
         assert self.delivered.mesh is not None
-        wanted = Announcement(
-            sum(r.phase is not RankPhase.LOST for r in new.ranks[: new.world_target]), new.mesh.released, new.notice
-        )
+        inside = new.ranks[: new.world_target if new.admitted is None else new.admitted]
+        taking_part = sum(r.phase is not RankPhase.LOST for r in inside)
+        wanted = Announcement(taking_part, new.mesh.released, new.admitted, new.notice)
         assert announced == ([] if says == wanted else [wanted])
         troubled = {host for pair in self.delivered.mesh.failing for host in (pair.source, pair.target)}
         for host in new.mesh.hosts:

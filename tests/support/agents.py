@@ -8,8 +8,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 import urllib.parse
@@ -21,8 +19,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from basilica.rendezvous.driver import Driver
+from tests.support.zygote import Zygote
 
 PATIENCE = 120.0
+zygote = Zygote()  # it ends with this process
 
 TRAIN = """
 import datetime, os, sys, time
@@ -122,13 +122,16 @@ class Step:
 
 
 class Agent:
-    """One torchrun process with one worker, and its output."""
+    """One torchrun process with one worker, and its output. `rank` is its rank in the run, as its worker's steps have
+    it.
+    """
 
-    def __init__(self, number: int, command: Sequence[str], folder: Path, env: Mapping[str, str]) -> None:
+    def __init__(self, number: int, rank: int, command: Sequence[str], folder: Path, env: Mapping[str, str]) -> None:
         self.number, self.log = number, folder / f"agent-{number}.log"
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **env, "AGENT": str(number)}
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=env, start_new_session=True)
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **env}
+        env |= {"AGENT": str(rank), "BASILICA_RANK": str(rank)}
+        self.log.touch()
+        self.process = zygote.start(command, self.log, env)
 
     def terminate(self) -> None:
         self.process.send_signal(signal.SIGTERM)
@@ -215,13 +218,15 @@ class Fleet(Ledger):
         plain += [f"--rdzv-endpoint={endpoint}", f"--rdzv-id={run_id}", "--max-restarts=10"]
         rest = [*options, str(folder / "train.py"), str(folder)]
         launched = [launcher] if launcher else [[*plain, f"--rdzv-backend={backend}"] for backend in backends]
-        self._commands = [[sys.executable, "-u", "-m", *each, *rest] for each in launched]
+        self._commands = [[*each, *rest] for each in launched]
         self.agents: list[Agent] = []
 
-    def start(self, count: int = 1) -> list[Agent]:
+    def start(self, count: int = 1, rank: int | None = None) -> list[Agent]:
+        """Start agents, with the ranks from `rank` on, else with those that follow all before."""
         for number in range(len(self.agents), len(self.agents) + count):
             command = self._commands[number % len(self._commands)]
-            self.agents.append(Agent(number, command, self.folder, self._env))
+            own = number if rank is None else rank + number - len(self.agents)
+            self.agents.append(Agent(number, own, command, self.folder, self._env))
         return self.agents[-count:]
 
     def want(self, target: int) -> None:
@@ -229,6 +234,16 @@ class Fleet(Ledger):
         form = urllib.parse.urlencode({"value": json.dumps({"target": target})}).encode()
         url = f"http://{self.endpoint}/v2/keys/basilica/world"
         urllib.request.urlopen(urllib.request.Request(url, form, method="PUT"), timeout=10).close()
+
+    def until_open(self) -> None:
+        """Wait until a rendezvous that an agent has closed is open again."""
+        url = f"http://{self.endpoint}/v2/keys/torchelastic/p2p/run_{self.run_id}/rdzv/active_version"
+
+        def is_open() -> bool:
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                return bool(json.loads(json.load(answer)["node"]["value"])["status"] != "closed")
+
+        self.until(is_open, "rendezvous that is open again")
 
     def said(self) -> str:
         return "\n".join(agent.said() for agent in self.agents)

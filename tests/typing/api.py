@@ -46,3 +46,12 @@ def decorated() -> None:
 def reporting(loss: float) -> None:
     assert_type(basilica.report(step=1, loss=loss), None)
     basilica.report(step=1, loss="small")  # type: ignore[arg-type]
+
+
+def noticing() -> None:
+    notice = basilica.notice()
+    assert_type(notice, basilica.Notice | None)
+    if notice is not None:
+        assert_type(notice.seconds_left, float)
+        assert_type(notice.target, int | None)
+        assert_type(notice.ready(timeout=1.5), None)

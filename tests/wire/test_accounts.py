@@ -133,6 +133,18 @@ def test_the_client_reads_goodput_incidents_and_notice() -> None:
     )
 
 
+def test_a_notice_names_the_ranks_that_it_waits_for_until_the_change_is_made() -> None:
+    assert STATUS.notice is not None
+    first, second = (replace(rank, listens=True, phase=RankPhase.RUNNING) for rank in STATUS.ranks)
+    waiting = replace(STATUS, ranks=(replace(first, ready_for=6), replace(second, ready_for=5)))
+    notice = views.parse_run(travelled(waiting)).notice
+    assert notice is not None
+    assert (notice.waiting_for, notice.done_at) == ((1,), None)
+    made = views.parse_run(travelled(replace(waiting, notice=replace(STATUS.notice, done_at=999.5)))).notice
+    assert made is not None
+    assert (made.waiting_for, made.done_at) == ((), at(999.5))
+
+
 def test_the_client_reads_agents_causes_and_crash_loops_of_ranks() -> None:
     first, second = views.parse_run(travelled(STATUS)).ranks
     assert first.agent == views.RankAgent(round=3, group_rank=1, world=4, torch_ranks=(2, 3), pids=(21, 22))

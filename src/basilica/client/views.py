@@ -247,7 +247,8 @@ class PlannedChange:
     latest.
 
     `kind` is `scale`, `restart`, `cancel`, `deadline`, `preemption` or `drain`. `target`: the size of the world after
-    it. `step`: the last step before it, where the ranks have one in common.
+    it. `step`: the last step before it, where the ranks have one in common. `waiting_for`: the ranks that are not ready
+    yet. `done_at`: when the change was made; ranks wait until it reaches them.
     """
 
     number: int
@@ -257,6 +258,8 @@ class PlannedChange:
     reason: str = ""
     target: int | None = None
     step: int | None = None
+    waiting_for: tuple[int, ...] = ()
+    done_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

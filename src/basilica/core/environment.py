@@ -1,7 +1,8 @@
 """The environment of ranks: the name of each of our variables, once, and the values that every runtime gives. Pure.
 
-Modules import this one as `env`: `env.RANK` is the name of a variable. Four files travel alone and spell the names
-that they need: `mesh.py`, `reports/writer.py`, `progress/notices.py` and `shipping/bootstrap.py`.
+Modules import this one as `env`: `env.RANK` is the name of a variable. Files that travel alone, or that programs of
+users import, spell the names that they need: `mesh.py`, `reports/writer.py`, `progress/notices.py`,
+`shipping/bootstrap.py` and `rendezvous/torch_*.py`.
 """
 
 from typing import TYPE_CHECKING
@@ -45,6 +46,9 @@ FENCE = "BASILICA_FENCE"
 POD_UID = "BASILICA_POD_UID"
 HOST_ADDRESS = "BASILICA_HOST_ADDRESS"
 MESH_TIMEOUT = "BASILICA_MESH_TIMEOUT"
+NOTICE_SECONDS = "BASILICA_NOTICE_SECONDS"
+NOTICE_SIGNAL = "BASILICA_NOTICE_SIGNAL"
+GRACE_SECONDS = "BASILICA_GRACE_SECONDS"
 MAX_RESTARTS = "BASILICA_MAX_RESTARTS"
 EXIT_FILE = "BASILICA_EXIT_FILE"
 RANK_ENV = "BASILICA_RANK_ENV"

@@ -57,6 +57,7 @@ class Announcement:
 
     world: int
     released: tuple[tuple[str, Gate], ...] = ()
+    admitted: int | None = None  # ranks from this one on are not to join the others yet
     notice: Notice | None = None
 
 

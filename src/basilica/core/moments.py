@@ -12,6 +12,7 @@ MOMENTS = frozenset(
         "at",
         "completed_at",
         "created_at",
+        "done_at",
         "ended_at",
         "failing_since",
         "finished_at",

@@ -14,6 +14,7 @@ from basilica.core.phase import RankPhase
 from basilica.core.seen import AnswerState, SeenAnswer, SeenProgress
 from basilica.core.spec import DeploymentSpec
 from basilica.core.status import DeploymentStatus
+from basilica.core.world import RankStatus
 
 AHEAD_SECONDS = 0.25  # between the publication and the common step: ranks must have read the notice by then
 AHEAD_STEPS = 2
@@ -81,6 +82,13 @@ def look_again_at(notice: Notice, listeners: list[Listener]) -> list[float]:
 def is_due(notice: Notice, listeners: list[Listener], now: float) -> bool:
     """Return whether the change happens now: every rank that reads notices is ready, or the time is up."""
     return now >= notice.until or all(each.is_ready_for(notice) for each in listeners)
+
+
+def unready_ranks(notice: Notice, status: DeploymentStatus) -> list[RankStatus]:
+    """Return the ranks that an announced change waits for; none once it was made."""
+    if notice.done_at is not None:
+        return []
+    return [r for r in status.ranks if r.phase is RankPhase.RUNNING and r.listens and r.ready_for != notice.number]
 
 
 def fresh_steps(spec: DeploymentSpec, status: DeploymentStatus, now: float) -> frozenset[int]:

@@ -17,7 +17,8 @@ class NoticeKind(StrEnum):
 class Notice:
     """One announced change. `step`: the last step before it, None where ranks answer as soon as they read it.
 
-    `proposed_at`: when `step` was chosen. `number` counts the notices of a run, those with another step for the same
+    `proposed_at`: when `step` was chosen. `done_at`: when the change was made; ranks still wait then, until it reaches
+    them. `number` counts the notices of a run, those with another step for the same
     change included; another change of mind keeps it.
     """
 
@@ -29,6 +30,7 @@ class Notice:
     target: int | None = None
     step: int | None = None
     proposed_at: float = 0.0
+    done_at: float | None = None
 
     def describe(self) -> str:
         return describe_change(self.kind, self.target, self.reason)

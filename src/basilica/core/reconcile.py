@@ -21,12 +21,12 @@ from basilica.core.steps.ending import wind_down
 from basilica.core.steps.gate import open_the_gate
 from basilica.core.steps.incidents import follow_incidents
 from basilica.core.steps.naming import name_the_phase, sample_the_world
-from basilica.core.steps.notices import heed_leaving_ranks
+from basilica.core.steps.notices import admit_newcomers, heed_leaving_ranks, release_ranks
 from basilica.core.steps.shaping import RELAUNCH_DELAY, shape_the_world, watch_the_stopping
 from basilica.core.steps.sightings import take_in
 from basilica.core.steps.spec_changes import obey_spec
 from basilica.core.steps.turn import Turn
-from basilica.core.steps.verdicts import judge, keep_deadlines, notice_readiness
+from basilica.core.steps.verdicts import announce_deadlines, judge, keep_deadlines, notice_readiness
 
 __all__ = ["RELAUNCH_DELAY", "reconcile"]
 
@@ -36,17 +36,20 @@ def reconcile(spec: DeploymentSpec, status: DeploymentStatus, seen: Sighting, no
     turn = Turn(spec, status, seen, now)
     take_in(turn)
     if not turn.ended:
+        release_ranks(turn)
         obey_spec(turn)
     if not turn.ended:
         notice_readiness(turn)
         judge(turn)  # before the deadlines: a run that is done by now is done, however late the look
     if not turn.ended:
+        heed_leaving_ranks(turn)
         keep_deadlines(turn)
     if turn.ended:
         wind_down(turn)
     else:
-        heed_leaving_ranks(turn)
         shape_the_world(turn)
+        admit_newcomers(turn)
+        announce_deadlines(turn)
         name_the_phase(turn)
         open_the_gate(turn)
     watch_the_stopping(turn)

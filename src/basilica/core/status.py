@@ -92,6 +92,7 @@ class DeploymentStatus:
     observed_generation: int = 0
     ignored_generation: int = 0  # of a change that came after the end, and has had its warning
     world_target: int = 0
+    admitted: int | None = None  # ranks from this one on wait to be let into the world; None: all are in it
     closed: bool = False
     was_ready: bool = False
     whole_at: float | None = None

@@ -6,6 +6,7 @@ from typing import Literal
 
 from basilica.core import accounts, policy, stalls
 from basilica.core.damage import Trouble
+from basilica.core.notice_rules import unready_ranks
 from basilica.core.notices import Notice
 from basilica.core.phase import Phase, RankPhase
 from basilica.core.spec import DeploymentSpec, Wanted
@@ -92,8 +93,10 @@ def _under_way(spec: DeploymentSpec, status: DeploymentStatus, now: float) -> st
 
 def _announced(notice: Notice, status: DeploymentStatus, now: float) -> str:
     """Count down to a planned change, and name the ranks that it waits for."""
+    if notice.done_at is not None:
+        return f"{notice.describe()} is under way: waiting for workers to meet again"
     left = max(0.0, notice.until - now)
-    unready = [r for r in status.ranks if r.phase is RankPhase.RUNNING and r.listens and r.ready_for != notice.number]
+    unready = unready_ranks(notice, status)
     at = "" if notice.step is None else f" at step {notice.step}"
     ranks = _name(unready) if unready else "its ranks"
     return f"waiting for {ranks} to be ready{at} for {notice.describe()}, {left:.0f} s at most"

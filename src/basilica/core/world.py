@@ -174,6 +174,7 @@ class RankStatus:
     crashes: CrashLoop | None = None
     listens: bool = False  # its program reads notices
     ready_for: int = 0  # the number of the notice that it is ready for
+    held_round: int | None = None  # the round of its workers that a change of the world is about to end
 
     def next_attempt(self, *, restarts: int, restart_at: float | None) -> "RankStatus":
         """The same rank before its next start; nothing of this attempt is kept but where it ran and what it reached."""

@@ -8,6 +8,7 @@
 ├── archives/<user>/         directories that users sent, by the SHA-256 of their bytes
 └── runs/<instance>/
     ├── ports.json           ports of this run, picked once
+    ├── notice               BASILICA_NOTICE_FILE: the planned change that ranks are told of
     ├── checkpoints/         BASILICA_CHECKPOINT_DIR: survives restarts of ranks
     ├── results/             files that ranks write beside their output, made by themselves:
     │   ├── <r>.json         BASILICA_RESULT_FILE of rank r
@@ -92,6 +93,9 @@ class Layout:
 
     def checkpoints(self, instance: str) -> Path:
         return self.run(instance) / "checkpoints"
+
+    def notice(self, instance: str) -> str:
+        return f"{self.root}/runs/{instance}/notice"
 
     def commands(self, instance: str) -> Path:
         """The file exists if commands ran beside ranks of the run."""

@@ -12,7 +12,7 @@ answers to it.
 import re
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from basilica.machine import files as door
 from basilica.machine.layout import Key, Layout
@@ -31,13 +31,14 @@ class Answer:
     """The answer of an attempt. `listening` counts its processes that live and listen, and is at least 1.
 
     `ready` and `seen` hold for all of them and for the notice `number`; `late` for at least one. `step` is the greatest
-    that any of them had reported when it answered.
+    that any of them had reported when it answered, and `mono` the monotonic time of the last answer.
     """
 
     listening: int
     number: int
     state: State
     step: int | None
+    mono: float = field(default=0.0, compare=False)
 
 
 def read_answers(layout: Layout, instance: str) -> dict[Key, Answer]:
@@ -95,10 +96,11 @@ def merge(lines: Iterable[AnswerLine]) -> Answer | None:
     if not found:
         return None
     step = max((line.step for line in found if line.step is not None), default=None)
+    mono = max(line.mono for line in found)
     newest, oldest = max(line.number for line in found), min(line.number for line in found)
     if any(line.state == "late" and line.number == newest for line in found):
-        return Answer(len(found), newest, "late", step)
+        return Answer(len(found), newest, "late", step, mono)
     last = min((line for line in found if line.number == oldest), key=lambda line: STATES.index(line.state)).state
     if newest != oldest and last in ("ready", "late"):
         last = "seen"
-    return Answer(len(found), oldest, last, step)
+    return Answer(len(found), oldest, last, step, mono)

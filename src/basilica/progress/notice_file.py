@@ -7,6 +7,7 @@ trusted, and whatever they make of it, the next write repairs.
 
 import os
 
+from basilica.core.notices import Notice
 from basilica.machine import files as door
 from basilica.progress.formats import (
     COUNTER_BYTES,
@@ -17,9 +18,27 @@ from basilica.progress.formats import (
     next_counters,
 )
 
-__all__ = ["PublishedNotice", "write_notice"]
+__all__ = ["PublishedNotice", "make_notice_file", "published", "write_notice"]
 
 FILE_MODE = 0o644  # ranks may have another user
+
+
+def published(notice: Notice, shift: float) -> PublishedNotice:
+    """Return the notice as ranks read it; `shift`: the seconds from the controller's time line to the wall clock."""
+    return PublishedNotice(
+        number=notice.number,
+        kind=notice.kind.value,
+        until=notice.until + shift,
+        target=notice.target,
+        step=notice.step,
+        reason=notice.reason,
+    )
+
+
+def make_notice_file(path: str) -> None:
+    """Make the file before ranks start that read it. One that is there stays as it is: it may have a notice."""
+    if not os.path.lexists(path):
+        write_notice(path, None)
 
 
 def write_notice(path: str, notice: PublishedNotice | None) -> None:

@@ -16,7 +16,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from mmap import PROT_READ, mmap
 
 from basilica.progress.formats import (
@@ -40,7 +40,49 @@ POLL_FIRST = 0.001  # seconds
 POLL_LONGEST = 0.05
 
 
-def notice() -> "Notice | None":
+@dataclass(frozen=True)
+class Notice:
+    """A planned change of the run, as `basilica.notice()` returns it."""
+
+    _published: PublishedNotice
+
+    @property
+    def kind(self) -> str:
+        """What will happen: `scale`, `restart`, `cancel`, `deadline`, `preemption` or `drain`."""
+        return self._published.kind
+
+    @property
+    def reason(self) -> str:
+        """Why it happens, in one sentence."""
+        return self._published.reason
+
+    @property
+    def target(self) -> int | None:
+        """The size of the world after the change; None if that stays as it is."""
+        return self._published.target
+
+    @property
+    def step(self) -> int | None:
+        """The step after which all processes of the run are given this notice; None if each is given it at once."""
+        return self._published.step
+
+    @property
+    def seconds_left(self) -> float:
+        """The time until the change happens whether this rank is ready or not; 0 if that time is over."""
+        return max(0.0, self._published.until - time.time())
+
+    def ready(self, timeout: float | None = None) -> None:
+        """Answer that this process has saved its state, and wait for the change.
+
+        The change happens as soon as all processes of the run that listen are ready. A process that it stops gets
+        SIGTERM here, and whatever a signal handler raises is passed through. Returns if the change is withdrawn or put
+        off to a later step, if the program handled SIGTERM itself, and after `timeout` seconds; then training goes on.
+        Steps after this call are lost if the change happens.
+        """
+        _here.wait_for_change(self, timeout)
+
+
+def notice() -> Notice | None:
     """Return the planned change that this rank has to prepare for; None if there is none.
 
     Costs less than two microseconds when there is none, does nothing outside a deployment, and never raises. If the
@@ -56,43 +98,12 @@ def notice() -> "Notice | None":
     here = _here
     try:
         view = here.view
-        if view is not None and view[:COUNTER_BYTES] == here.idle:
+        if view[:COUNTER_BYTES] == here.idle if view is not None else time.monotonic() < here.try_at:
             return None
         return here.look()
     except Exception as error:  # noqa: BLE001 (no error of a notice may stop the training)
         warn("a notice was not read", f"{type(error).__name__}: {error}", "basilica.notice")
         return None
-
-
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """A planned change of the run, as `basilica.notice()` returns it."""
-
-    kind: str
-    """`scale`, `restart`, `cancel`, `deadline`, `preemption` or `drain`."""
-    reason: str
-    """Why it happens, in one sentence."""
-    target: int | None
-    """The size of the world after a `scale`."""
-    step: int | None
-    """The step after which all processes of the run are given this notice; None if each is given it at once."""
-    _number: int = field(repr=False)
-    _until: float = field(repr=False)
-
-    @property
-    def seconds_left(self) -> float:
-        """The time until the change happens whether this rank is ready or not; 0 if that time is over."""
-        return max(0.0, self._until - time.time())
-
-    def ready(self, timeout: float | None = None) -> None:
-        """Answer that this process has saved its state, and wait for the change.
-
-        The change happens as soon as all processes of the run that listen are ready. A process that it stops gets
-        SIGTERM here, and whatever a signal handler raises is passed through. Returns if the change is withdrawn or put
-        off to a later step, if the program handled SIGTERM itself, and after `timeout` seconds; then training goes on.
-        Steps after this call are lost if the change happens.
-        """
-        _here.wait_for_change(self, timeout)
 
 
 class _Listener:
@@ -110,7 +121,7 @@ class _Listener:
         self._late = False  # the process had passed the step of the notice when it first read it
         self._given = False
         self._number = 0  # of the last notice that was read
-        self._try_at = 0.0
+        self.try_at = 0.0
         self._answers: _AnswerFile | None = None
         self._unanswered: State | None = "listening"  # what could not be written yet
         self._answer_at = 0.0
@@ -134,13 +145,14 @@ class _Listener:
         """Bring `_published` up to date. Return False outside a deployment and as long as there is no file."""
         if self.view is None:
             now = time.monotonic()
-            if now < self._try_at:
+            if now < self.try_at:
                 return False
-            self._try_at = now + TRY_AGAIN
             path = os.environ.get(NOTICE_ENV)
+            self.view = _mapped(path) if path else None
+            if self.view is None:  # set last: other threads do not wait for a look that is under way
+                self.try_at = now + TRY_AGAIN
             if not path:
                 return False
-            self.view = _mapped(path)
         if self._unanswered is not None and time.monotonic() >= self._answer_at:
             self._answer(self._unanswered)
         if self.view is None:
@@ -170,7 +182,7 @@ class _Listener:
             if known is not None:
                 self._answer("listening")
             return
-        self._notice = Notice(found.kind, found.reason, found.target, found.step, found.number, found.until)
+        self._notice = Notice(found)
         if known is not None and (known.number, known.step) == (found.number, found.step):
             return
         step = last_step()
@@ -216,7 +228,7 @@ class _Listener:
     def _is_current(self, notice: Notice) -> bool:
         with self._lock:
             found = self._published if self._update() else None
-        return found is not None and (found.number, found.step) == (notice._number, notice.step)
+        return found is not None and (found.number, found.step) == (notice._published.number, notice.step)
 
     def _answer(self, state: State) -> None:
         """Write the answer of this process. If that fails it is tried again later: a notice does not wait for it."""

@@ -11,6 +11,9 @@ and each end is recorded in the keyspace (`rank.publisher`) and in the container
     BASILICA_SCRATCH           a directory for the rank's result and error files (default: a temporary one)
     BASILICA_ARCHIVE…          the directory that was sent for the run, see `basilica.rank.workdir`
     BASILICA_FENCE             seconds between heartbeats, without an answer until the rank ends, and to end it
+    BASILICA_NOTICE_SECONDS    seconds that a rank which reads notices goes on after the platform's signal (default 0)
+    BASILICA_GRACE_SECONDS     seconds to end after the SIGTERM that follows, else it is killed (default: no limit)
+    BASILICA_NOTICE_SIGNAL     SIGUSR1 or SIGUSR2: the signal that tells the rank of a new notice (default: none)
     BASILICA_RANK_ENV          variables of the rank that must not decide how this program starts, as JSON
 """
 
@@ -50,10 +53,13 @@ from basilica.machine.cgroup_files import read_memory_kills
 from basilica.machine.clocks import counted, steady_now
 from basilica.machine.layout import Key, Layout
 from basilica.rank import exec as rank_exec
+from basilica.rank.activity_relay import ActivityRelay
+from basilica.rank.departure import Departure
 from basilica.rank.entrypoint import ENDING, FORWARDED, Rank, reap_all
 from basilica.rank.gate import Gate
 from basilica.rank.heartbeat import Heartbeat
 from basilica.rank.log import log
+from basilica.rank.notice_relay import SIGNALS, NoticeRelay, pids_to_signal
 from basilica.rank.order_watch import OrderWatch
 from basilica.rank.output import Output
 from basilica.rank.publisher import Publisher
@@ -90,7 +96,14 @@ class Agent:
         os.makedirs(self._layout.reports(self._instance), exist_ok=True)
         self._reports = ReportRelay(self._rank, self._instance, self._layout, self._publisher.publish_lasting, log)
         self._orders = OrderWatch(self._endpoint, self._rank, self._publisher.publish_all_again, self._wake)
-        self._ending = False  # the platform has signalled the container to end
+        self._activity = ActivityRelay(
+            self._rank, self._instance, self._layout, self._publisher.publish_lasting, self._activity_changed
+        )
+        self._notice_path = str(self._scratch / "notice")
+        self._notices = NoticeRelay(self._endpoint, self._notice_path, self._signal_notice)
+        self._notice_signal = SIGNALS.get(environment.get(env.NOTICE_SIGNAL, ""))
+        self._grace = _seconds(environment, env.GRACE_SECONDS, math.inf)
+        self._departure = Departure(_seconds(environment, env.NOTICE_SECONDS, 0.0))
         self._process: Rank | None = None
         self._woken = asyncio.Event()
         self._code = TERMINATED
@@ -101,7 +114,15 @@ class Agent:
         for number in FORWARDED:
             loop.add_signal_handler(number, self._signalled, number)
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
-        works = (self._orders.run(), self._publisher.run(), self._probe_others(), self._heartbeat.run())
+        if self._notice_signal is not None:
+            self._notices.watch()
+        works = (
+            self._orders.run(),
+            self._notices.run(),
+            self._publisher.run(),
+            self._probe_others(),
+            self._heartbeat.run(),
+        )
         tasks = [asyncio.create_task(work) for work in works]
         try:
             return await self._serve()
@@ -109,9 +130,10 @@ class Agent:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._activity.close()
 
     async def _serve(self) -> int:
-        while not self._ending:
+        while not self._departure.told:
             if (order := self._orders.next_attempt()) is not None:
                 if await self._attempt(order):
                     break
@@ -126,10 +148,30 @@ class Agent:
         self._woken.set()
 
     def _signalled(self, number: int) -> None:
-        self._ending = self._ending or number in ENDING
-        if self._process is not None and number not in ENDING:
-            self._process.signal(number)
+        if number not in ENDING:
+            if self._process is not None:
+                self._process.signal(number)
+        elif self._departure.tell(counted(), listens=self._listens):
+            self._activity.leave(self._departure.leaving(steady_now()))
         self._woken.set()
+
+    @property
+    def _listens(self) -> bool:
+        """Whether a process of the rank reads notices."""
+        return self._process is not None and self._activity.activity.answer is not None
+
+    def _activity_changed(self) -> None:
+        if self._listens:
+            self._notices.watch()
+        self._woken.set()
+
+    def _signal_notice(self) -> None:
+        """Signal the rank that there is a new notice, where the run asks for it."""
+        if self._process is None or self._notice_signal is None:
+            return
+        for pid in pids_to_signal(self._process.pid, self._activity.activity.agent):
+            with contextlib.suppress(OSError):  # it has ended
+                os.kill(pid, self._notice_signal)
 
     def _reap(self) -> None:
         if self._process is None:
@@ -226,11 +268,11 @@ class Agent:
         await gate.close()
 
     def _is_to_end(self, attempt: int) -> bool:
-        return self._ending or self._orders.ends(attempt)
+        return self._orders.ends(attempt) or self._departure.is_due(counted(), listens=self._listens)
 
     def _reason_to_end(self, attempt: int) -> str:
         if self._is_to_end(attempt):
-            return ENDED_BY_PLATFORM if self._ending else CANCELLED
+            return ENDED_BY_PLATFORM if self._departure.told else CANCELLED
         return FENCED if self._heartbeat.fenced else ""
 
     async def _execute(self, order: Order) -> Ended:
@@ -241,6 +283,7 @@ class Agent:
         kills = self._memory_kills()
         command, output = expanded(self._command, environment), Output()
         rank_exec.record_environment(environment)
+        self._activity.begin(order.attempt, output.tail)
         try:
             rank = self._process = await self._start(order.attempt, command, environment, output)
         except OSError as error:
@@ -250,11 +293,13 @@ class Agent:
         output.started()
         self._publisher.record(order.attempt, started_at=rank.started_at)
         self._reports.begin(order.attempt, int(environment[env.TORCH_WORLD_SIZE]))
-        reports = asyncio.create_task(self._reports.run())
+        relays = [asyncio.create_task(relay.run()) for relay in (self._reports, self._activity)]
         cause = await self._wait_for_end(order.attempt, rank)
         self._process = None
-        reports.cancel()
+        for task in relays:
+            task.cancel()
         self._reports.finish()
+        await self._activity.finish()  # before the end of the output: a failed worker is shown with it
         assert rank.code is not None
         exit_code, killer = exit_code_of(rank.code), killer_of(rank.code)
         stopped, by_platform = cause == CANCELLED, cause in (ENDED_BY_PLATFORM, FENCED)
@@ -301,11 +346,15 @@ class Agent:
                     log(self._heartbeat.fenced_line())
             if cause == CANCELLED and self._orders.order is not None:
                 kill_at = _earlier(kill_at, now + self._orders.order.grace)
+            if cause == ENDED_BY_PLATFORM and kill_at is None and self._grace < math.inf:
+                kill_at = now + self._grace
             if cause == FENCED or self._heartbeat.fenced:
                 kill_at = _earlier(kill_at, now + self._heartbeat.grace)  # whatever the first cause was
             if kill_at is not None and now >= kill_at:
                 rank.kill()
-            await self._wait(self._heartbeat.until_fenced() if kill_at is None else max(0.05, kill_at - now))
+            delays = [self._heartbeat.until_fenced(), self._departure.due_in(now)]
+            delays = delays if kill_at is None else [max(0.05, kill_at - now)]
+            await self._wait(min((delay for delay in delays if delay is not None), default=None))
         return cause
 
     def _rank_environment(self, order: Order) -> dict[str, str]:
@@ -316,10 +365,21 @@ class Agent:
             **env.attempt_environment(self._rank, order.attempt, world, result_file=result, error_file=error),
             env.WORLD_TARGET: str(world),
             env.REPORT_FILE: self._layout.report(Key(self._instance, self._rank, order.attempt)),
+            env.REPORT_BELL: self._activity.bell,
+            env.NOTICE_FILE: self._notice_path,
+            **({} if self._memory_events is None else {env.MEMORY_EVENTS: self._memory_events}),
         }
 
     def _memory_kills(self) -> int:
         return read_memory_kills(self._memory_events)
+
+
+def _seconds(environment: Mapping[str, str], name: str, default: float) -> float:
+    try:
+        found = float(environment.get(name) or default)
+    except ValueError:
+        return default
+    return found if found >= 0.0 else default  # no NaN
 
 
 def _earlier(known: float | None, moment: float) -> float:

@@ -1,11 +1,9 @@
 """The watch of a rank's order in the run's keyspace: which attempt the control plane wants, or wants ended."""
 
-import contextlib
 from collections.abc import Callable
 
-from basilica.rendezvous.exchange import NoAnswer
+from basilica.rank.key_watch import watch_key
 from basilica.rendezvous.orders import Order, load_order, order_key
-from basilica.rendezvous.retries import opened, tries
 
 
 class OrderWatch:
@@ -23,20 +21,7 @@ class OrderWatch:
         self._handled = -1  # the newest attempt that was run, or was not this agent's to run
 
     async def run(self) -> None:
-        key = order_key(self._rank)
-        async with opened(self._endpoint) as keys:
-            async for again in tries():
-                with contextlib.suppress(NoAnswer):
-                    found = await keys.get(key)
-                    if found.index == 0:
-                        continue
-                    self._on_connected()
-                    index = found.index
-                    while found.ok or found.status == 404:
-                        self._take(str(found.node.get("value", "")))
-                        found = await keys.wait(key, index + 1)
-                        index = int(found.node.get("modifiedIndex", index))
-                    again.at_once = True  # the history does not go back so far: read the key again
+        await watch_key(self._endpoint, order_key(self._rank), self._take, self._on_connected)
 
     def next_attempt(self) -> Order | None:
         """Return the order of an attempt to run, once; None if there is none to run now."""
@@ -51,7 +36,7 @@ class OrderWatch:
         order = self.order
         return order is not None and order.attempt >= attempt and (order.attempt > attempt or not order.run)
 
-    def _take(self, text: str) -> None:
+    def _take(self, text: str, _: bool) -> None:
         order = load_order(text)
         newest = self._handled if self.order is None else max(self._handled, self.order.attempt)
         if order is not None and order != self.order and order.attempt >= newest:

@@ -8,6 +8,8 @@ from collections import deque
 
 from basilica.runtimes.rules import TAIL_LINE_CHARS, TAIL_LINES, tail_of
 
+PIECES_AT_ONCE = 16
+
 
 class Output:
     """A pipe from the rank to the output of this process; its last lines are kept."""
@@ -37,12 +39,22 @@ class Output:
         self._rest = self._rest[-(1 << 16) :]
         return True
 
+    def tail(self) -> tuple[str, ...]:
+        """Return the last lines that the rank has written up to now; a part of those of one that writes without end."""
+        for _ in range(PIECES_AT_ONCE):
+            if not self._relay():
+                break
+        return self._tail()
+
     def finish(self) -> tuple[str, ...]:
         """Return the last lines of a rank that has ended. Orphans that keep the pipe open are not waited for."""
         while self._relay():
             pass
         asyncio.get_running_loop().remove_reader(self._reading)
         os.close(self._reading)
+        return self._tail()
+
+    def _tail(self) -> tuple[str, ...]:
         last = [*self._lines, *([self._rest] if self._rest else [])]
         return tail_of([line.decode(errors="replace") for line in last])
 

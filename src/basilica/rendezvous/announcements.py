@@ -1,13 +1,15 @@
-"""Announcements in a run's keyspace: how many ranks take part, and which hosts may begin to train."""
+"""Announcements in a run's keyspace: how many ranks take part, which hosts may begin to train, and planned changes."""
 
 import json
 from collections.abc import Awaitable, Mapping
+from dataclasses import asdict
 
 from basilica.core.mesh import Announcement, Gate
+from basilica.core.notices import Notice, NoticeKind
 from basilica.rendezvous.client import Answer, KeysClient
 from basilica.rendezvous.exchange import NoAnswer
 from basilica.rendezvous.keyspace import NOT_A_DIRECTORY, NOT_A_FILE
-from basilica.rendezvous.names import MESH_DEGRADED, MESH_READY, ROOT, WORLD
+from basilica.rendezvous.names import MESH_DEGRADED, MESH_READY, NOTICE, ROOT, WORLD
 
 GATES = {Gate.READY: MESH_READY, Gate.DEGRADED: MESH_DEGRADED}
 
@@ -16,8 +18,11 @@ async def announce(keys: KeysClient, says: Announcement | None, wanted: Announce
     """Write the announcement `wanted`. `says` is the one in the keyspace now, None if that is not known."""
     if says is None:
         says = announced((await must(keys.get(ROOT, recursive=True), absent=True)).leaves())
-    if says.world != wanted.world:
-        await _put(keys, WORLD, json.dumps({"target": wanted.world}))
+    if (says.world, says.admitted) != (wanted.world, wanted.admitted):
+        admitted = {} if wanted.admitted is None else {"admitted": wanted.admitted}
+        await _put(keys, WORLD, json.dumps({"target": wanted.world, **admitted}))
+    if says.notice != wanted.notice:
+        await _announce_notice(keys, wanted.notice)
     before, after = set(says.released), set(wanted.released)
     for host, gate in sorted(after - before):
         await _put(keys, f"{GATES[gate]}/{host}", gate.value)
@@ -34,15 +39,44 @@ def announced(leaves: Mapping[str, str]) -> Announcement:
         if key.startswith(f"{folder}/")
     ]
     try:
-        world = int(json.loads(leaves.get(WORLD, "{}"))["target"])
+        found = json.loads(leaves.get(WORLD, "{}"))
+        world, admitted = int(found["target"]), None if found.get("admitted") is None else int(found["admitted"])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError, AttributeError):
+        world, admitted = -1, None
+    return Announcement(world, tuple(sorted(released)), admitted, parse_notice(leaves.get(NOTICE, "")))
+
+
+async def _announce_notice(keys: KeysClient, notice: Notice | None) -> None:
+    if notice is None:
+        await must(keys.delete(NOTICE, recursive=True), absent=True)
+    else:
+        await _put(keys, NOTICE, json.dumps(asdict(notice)))
+
+
+def parse_notice(text: str) -> Notice | None:
+    """Parse the notice in the keyspace; None for anything that is no notice."""
+    try:
+        found = json.loads(text)
+        return Notice(
+            number=int(found["number"]),
+            kind=NoticeKind(found["kind"]),
+            since=float(found["since"]),
+            until=float(found["until"]),
+            reason=str(found["reason"]),
+            target=None if found["target"] is None else int(found["target"]),
+            step=None if found["step"] is None else int(found["step"]),
+            proposed_at=float(found["proposed_at"]),
+            done_at=None if found.get("done_at") is None else float(found["done_at"]),
+        )
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        world = -1
-    return Announcement(world, tuple(sorted(released)))
+        return None
 
 
 def changes_announcement(key: str) -> bool:
     """Whether a change of the key, or of a directory that it names, changes the announcement."""
-    return any(f"{ours}/".startswith(f"{key}/") or key.startswith(f"{ours}/") for ours in (WORLD, *GATES.values()))
+    return any(
+        f"{ours}/".startswith(f"{key}/") or key.startswith(f"{ours}/") for ours in (WORLD, NOTICE, *GATES.values())
+    )
 
 
 async def _put(keys: KeysClient, key: str, value: str) -> None:

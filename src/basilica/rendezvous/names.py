@@ -4,7 +4,8 @@
 """
 
 ROOT = "/basilica"
-WORLD = f"{ROOT}/world"  # {"target": N}: how many ranks take part
+WORLD = f"{ROOT}/world"  # {"target": N, "admitted": M}: how many ranks take part; those from M on are to wait
+NOTICE = f"{ROOT}/notice"  # the planned change that ranks are told of; absent: none
 MESH_READY = f"{ROOT}/mesh-ready"  # a key for each host that may begin
 MESH_DEGRADED = f"{ROOT}/mesh-degraded"  # a key for each host that may begin without reaching all others
 HOSTS = f"{ROOT}/hosts"  # the address at which each host answers the others
@@ -13,5 +14,6 @@ ORDERS = f"{ROOT}/ranks"  # which attempt of a rank is to run, where the control
 ATTEMPTS = f"{ROOT}/attempts"  # the record of each attempt
 RESULTS = f"{ROOT}/results"
 REPORTS = f"{ROOT}/reports"
+ACTIVITY = f"{ROOT}/activity"  # of each rank's program, by `progress.published`
 SERIES = f"{ROOT}-series"  # each rank's reports over time; apart, since mirrors of `ROOT` do not need them
 HEARD = f"{ROOT}/heard"  # which agents the rendezvous hears from, where they send heartbeats

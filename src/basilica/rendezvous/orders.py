@@ -4,6 +4,7 @@
     /basilica/attempts/<rank>/<attempt>  the record of an attempt; to create it is to claim the attempt
     /basilica/results/<rank>             what the rank wrote to its result file, base64
     /basilica/reports/<rank>             the last that it reported
+    /basilica/activity/<rank>            what its program does, and its answer to a notice (`progress.published`)
 
 An attempt is claimed once: by the process that runs it, or by the control plane for nobody, so that one that is stopped
 before it started never will. A value that is not understood counts as a missing key.

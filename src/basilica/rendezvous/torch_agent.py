@@ -1,5 +1,4 @@
-"""Hooks on torch's `LocalElasticAgent`: a journal of its workers, the count of their failures, and the debug file of
-its rendezvous.
+"""Hooks on torch's `LocalElasticAgent`: a journal of its workers, and the debug file of its rendezvous.
 
 An agent is one process of a rank, and its workers are the user's processes. The journal is a file of the agent beside
 `BASILICA_REPORT_FILE`, from which the control plane learns of them: one JSON object a line, first the process, then its
@@ -27,7 +26,7 @@ from collections import deque
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from typing import Any
 
 REPORT_FILE, REPORT_BELL = "BASILICA_REPORT_FILE", "BASILICA_REPORT_BELL"
@@ -49,6 +48,7 @@ ECHO = re.compile(
     r"|(?i:connection (?:was )?(?:closed|reset|refused|aborted)|broken pipe|socket timeout|failed to recv)"
 )
 OWN, AS_ECHO, DONE = "own", "echo", "done"
+STOPPED_BY = (-signal.SIGTERM, -signal.SIGKILL)
 HOOKED, WORKERS = "_basilica_hooks", "_basilica_workers"
 # Errors of a hook end here. torch's SignalException is none of them: it is how an agent learns of SIGTERM.
 HARMLESS = (AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError)
@@ -73,23 +73,18 @@ def attach(registry: Any) -> None:
     registry.create_handler = create_handler
 
 
-def install(count: bool = False) -> None:
-    """Hook the agents of this process, each hook once: the journal, and with `count` the count of failures."""
-    if not count and not os.environ.get(REPORT_FILE):
+def install(anyway: bool = False) -> None:
+    """Hook the agents of this process, once, if they have a place for a journal; or `anyway`, for `torch_budget`."""
+    if not anyway and not os.environ.get(REPORT_FILE):
         return
     try:
         from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent  # noqa: PLC0415
     except ImportError:  # another torch has it elsewhere
         return
     agents: Any = LocalElasticAgent
-    done: set[str] = agents.__dict__.get(HOOKED, set())
-    setattr(agents, HOOKED, done)
-    if "journal" not in done:
-        done.add("journal")
+    if HOOKED not in vars(agents):
+        setattr(agents, HOOKED, True)
         keep_journal(agents)
-    if count and "count" not in done:
-        done.add("count")
-        count_own_failures_only(agents)
 
 
 # ---- the journal ---------------------------------------------------------------------------------------------------
@@ -118,9 +113,8 @@ def keep_journal(agents: Any) -> None:
         return ids
 
     def monitor_workers(self: Any, group: Any) -> Any:
-        result = look(self, group)
         _of(self, Workers.look)
-        return result
+        return look(self, group)
 
     def shutdown(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = stop(self, *args, **kwargs)
@@ -147,15 +141,15 @@ class Workers:
         self._round, self._context, self._torch_ranks = _journal.rounds, context, torch_ranks
         self._began, self._kills = began, kills
         self._pids: dict[int, int] = dict(context.pids())
-        self._is_over = False
+        self._is_over, self._is_of_functions = False, not getattr(context, "subprocess_handlers", None)
         self._ends = watch_ends(self._pids)
         close = context.close
 
         def look_and_close(*args: Any, **kwargs: Any) -> Any:
             """torch stops the others from within its poll, which takes up to 30 s: workers that fell come first."""
             with contextlib.suppress(*HARMLESS):
-                self._look(peek=True)
-                self._is_over = True
+                self.look(closing=True)
+            self._is_over = True
             return close(*args, **kwargs)
 
         context.close = look_and_close
@@ -171,23 +165,19 @@ class Workers:
             workers=[[n, self._torch_ranks[n], pid] for n, pid in sorted(self._pids.items())],
         )
 
-    def look(self) -> None:
-        """Record the workers that torch has found ended."""
-        if not self._is_over:
-            self._look(peek=False)
-
     def stopped(self) -> None:
         if self._context is not None:
             self._context = None
             _journal.add("stopped")
 
-    def _look(self, peek: bool) -> None:
-        """With `peek`, also those that torch has not reaped yet."""
+    def look(self, closing: bool = False) -> None:
+        """Record the workers that have ended by themselves."""
         if self._is_over or self._context is None:
             return
         codes = {n: returncode(self._context, n) for n in self._pids if n not in self.fell}
-        if peek:
-            codes = {n: peeked(self._pids[n]) if code is None else code for n, code in codes.items()}
+        codes = {n: peeked(self._pids[n]) if code is None else code for n, code in codes.items()}
+        if closing and self._is_of_functions:  # torch's poll of these stops the others before it closes
+            codes = {n: code for n, code in codes.items() if code not in STOPPED_BY}
         seen = time.time(), time.monotonic()
         found = [(*self._end(n, seen), n, code) for n, code in codes.items() if code is not None]
         for at, mono, n, code in sorted(found):
@@ -215,7 +205,7 @@ class Workers:
         A program that raises may take seconds to end, in which its peers fall as well: the moment of the exception is
         that of torch's error file. Whole seconds are those of a file system that knows no others.
         """
-        at, mono = self._ends.get(n, seen)
+        at, mono = min(self._ends.get(n, seen), seen)
         with contextlib.suppress(OSError):
             found = os.stat(self._context.error_files[n])
             raised = found.st_mtime
@@ -284,6 +274,11 @@ def read_error(path: str) -> tuple[str, str]:
     return str(message.get("message", "")), trace if isinstance(trace, str) else ""
 
 
+def kind_of_fall(code: int, message: str) -> str:
+    """The kind of one worker's fall. NCCL's watchdog aborts a worker whose peer does not answer."""
+    return AS_ECHO if code == -signal.SIGABRT or ECHO.search(message) else OWN
+
+
 def memory_kills() -> int:
     """The kernel's count of kills for want of memory in the control group of this process; 0 if it has none."""
     for path in _memory_events():
@@ -330,7 +325,8 @@ class Journal:
         at, mono = time.time() if at is None else at, time.monotonic() if mono is None else mono
         line = line_of({"n": self._events, "at": round(at, 6), "mono": round(mono, 6), "event": event, **fields})
         self._recent.append(line)
-        self._write(path, line)
+        with contextlib.suppress(OSError):  # a full disk: an event that is lost is a gap in the numbers
+            self._write(path, line)
         ring(self._pid)
 
     def _write(self, path: str, line: bytes) -> None:
@@ -405,98 +401,6 @@ def ring(pid: int) -> None:
 
 
 _journal = Journal()
-
-
-# ---- the count of failures -----------------------------------------------------------------------------------------
-
-
-def count_own_failures_only(agents: Any) -> None:
-    """Let an agent restart its workers without a cost when they fell because a peer had gone.
-
-    torch counts each fall of a worker. A rank that is lost, or drained, makes the workers of all others fall, so the
-    agents' default budget of 0 would end them all. An agent whose workers fell on their own ends at once (or pays a
-    restart, where it has one). An agent whose workers name a lost connection meets the others first, and learns there
-    whether an agent has gone or has paid.
-    """
-    try:
-        from torch.distributed.elastic.agent.server.api import RunResult, WorkerState  # noqa: PLC0415
-    except ImportError:  # another torch has it elsewhere
-        return
-    names = ("_monitor_workers", "_rendezvous", "_assign_worker_ranks", "_restart_workers")
-    if not all(hasattr(agents, name) for name in names):
-        return
-    look, meet, introduce = agents._monitor_workers, agents._rendezvous, agents._assign_worker_ranks
-    me = os.environ.get(RANK, "0") + "/" + os.environ.get(ATTEMPT, "0")
-    fall = ["", 0.0]  # the kind and the time of our workers' last fall
-    members: dict[str, Any] = {}  # of the round that trains: how the workers of each fell in the one before
-
-    def monitor(self: Any, group: Any) -> Any:
-        result = look(self, group)
-        if result.state not in (WorkerState.FAILED, WorkerState.UNHEALTHY):
-            return result
-        fall[:] = how_it_fell(getattr(getattr(self, WORKERS, None), "fell", {}).values()), time.time()
-        if fall[0] == OWN or group.group_world_size == 1:
-            return result
-        try:
-            self._restart_workers(group)
-        except BudgetSpent:
-            return result
-        return RunResult(state=WorkerState.HEALTHY)
-
-    def meet_and_count(self: Any, group: Any) -> None:
-        before, echo = set(members), fall[0] == AS_ECHO and group.group_world_size != 1
-        meet(self, group)
-        fall[:] = "", 0.0
-        if echo and pays(me, before, members):
-            if self._remaining_restarts <= 0:
-                raise BudgetSpent
-            self._remaining_restarts -= 1
-
-    def introduce_with_fall(self: Any, store: Any, group_rank: int, group_size: int, spec: Any) -> Any:
-        own = [f"basilica/agents/{n}" for n in range(group_size)]
-        store.set(own[group_rank], json.dumps([me, *fall]))
-        if group_rank == 0:  # one agent reads the entries of all: with each reading each, the cost would be quadratic
-            if group_size > 1:
-                store.multi_get([f"torchelastic/role_info/{n}" for n in range(1, group_size)])
-            said = [key for key in own if store.check([key])] if not store.check(own) else own
-            store.set("basilica/round", json.dumps([json.loads(word) for word in store.multi_get(said)]))
-        workers = introduce(self, store, group_rank, group_size, spec)
-        members.clear()
-        if store.check(["basilica/round"]):
-            members.update({name: (kind, at) for name, kind, at in json.loads(store.get("basilica/round"))})
-        return workers
-
-    agents._monitor_workers = monitor
-    agents._rendezvous = meet_and_count
-    agents._assign_worker_ranks = introduce_with_fall
-
-
-class BudgetSpent(Exception):
-    """The workers fell more often than their budget allows."""
-
-
-def how_it_fell(kinds: Iterable[str]) -> str:
-    """Return whether workers fell on their own, or as they do when a peer is gone, from the kind of each one's end.
-
-    Workers that torch stopped have none. Without a worker that fell, it is the agent's own: torch gave one up.
-    """
-    return AS_ECHO if {*kinds} - {DONE} == {AS_ECHO} else OWN
-
-
-def kind_of_fall(code: int, message: str) -> str:
-    """The kind of one worker's fall. NCCL's watchdog aborts a worker whose peer does not answer."""
-    return AS_ECHO if code == -signal.SIGABRT or ECHO.search(message) else OWN
-
-
-def pays(me: str, before: Any, members: Any) -> bool:
-    """Return whether the fall of our workers, which looks like an echo, is counted as our own.
-
-    `before` and `members` are the agents of the round in which they fell and of the next. With the same agents in both,
-    and none that fell on its own, no other agent is to blame: the first of those that fell pays.
-    """
-    if set(before) != set(members) or any(kind == OWN for kind, _ in members.values()):
-        return False
-    return bool(min((at, name) for name, (kind, at) in members.items() if kind)[1] == me)
 
 
 # ---- the debug file ------------------------------------------------------------------------------------------------

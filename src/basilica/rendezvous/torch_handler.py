@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 NAME = "basilica"
 ENTRY_POINT = ("torchrun.handlers", NAME, "basilica.rendezvous.torch_handler:get_handler")
+WORLD = "/basilica/world"  # as in rendezvous.names
 PORT = 2379
 ANSWER_WITHIN_S = 30.0
 BACK_WITHIN_S = 30.0  # a rendezvous that is started anew refuses connections for a moment
@@ -100,6 +101,7 @@ def create(params: Any) -> Any:
 
         def rendezvous_barrier(self) -> Any:
             with _default_sigterm():
+                wait_for_admission(self.client)
                 return super().rendezvous_barrier()
 
         def confirm_phase(self, expected_version: str, this_rank: int) -> Any:
@@ -144,6 +146,24 @@ def group_rank(seat: int, ranks: Sequence[str | None]) -> int:
     if len(set(numbers)) < len(ranks):
         return seat
     return sorted(numbers).index(numbers[seat])
+
+
+def wait_for_admission(keys: Keys) -> None:
+    """Wait until the run lets this rank join the others: they are told of it first, so that they lose no step.
+
+    A rendezvous without our keys admits everybody.
+    """
+    rank = os.environ.get(RANK, "")
+    while rank.isdecimal():
+        try:
+            found = keys.get(WORLD)
+            admitted = json.loads(found.value or "{}").get("admitted")
+        except (keys.errors.by_code[KEY_NOT_FOUND], ValueError, AttributeError):
+            return
+        if type(admitted) is not int or int(rank) < admitted:
+            return
+        with suppress(keys.errors.timeout, keys.errors.by_code[INDEX_CLEARED]):
+            keys.watch(WORLD, found.etcd_index + 1)
 
 
 @contextmanager
@@ -210,7 +230,7 @@ class Keys:
     """
 
     def __init__(self, host: str, port: int, errors: Errors) -> None:
-        self._host, self._port, self._errors = host, port, errors
+        self._host, self._port, self.errors = host, port, errors
         self._idle: list[http.client.HTTPConnection] = []
 
     def close(self) -> None:
@@ -258,7 +278,7 @@ class Keys:
         try:
             return self._answered(*self._ask("GET", _target(key, query), None, within))
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise self._errors.timeout(f"watching {key}: {error!r}") from None
+            raise self.errors.timeout(f"watching {key}: {error!r}") from None
 
     def _call(
         self, method: str, key: str, query: Mapping[str, Any] | None = None, form: Mapping[str, Any] | None = None
@@ -300,11 +320,11 @@ class Keys:
         if status < 300 and isinstance(body, dict) and isinstance(body.get("node"), dict):
             return Found(body["node"], index)
         if isinstance(body, dict) and "errorCode" in body:
-            kind = self._errors.by_code.get(body["errorCode"], self._errors.other)
+            kind = self.errors.by_code.get(body["errorCode"], self.errors.other)
             raise kind(f"{body.get('message')} : {body.get('cause')}")
         if not raw and status < 300:
             raise ValueError("it ended without an event")
-        raise self._errors.other(f"what answers at {self._host}:{self._port} is no rendezvous (HTTP {status})")
+        raise self.errors.other(f"what answers at {self._host}:{self._port} is no rendezvous (HTTP {status})")
 
     def _connection(self, within: float) -> http.client.HTTPConnection:
         while True:

@@ -6,11 +6,12 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from basilica.core.reports import Report, Series, SeriesQuery
 from basilica.machine import files as door
 from basilica.machine.layout import Key, Layout
-from basilica.reports.points import Point, parse, read_points
+from basilica.reports.points import TIME_MAX, Point, parse, read_points
 from basilica.reports.series import Source, series_of
 from basilica.reports.writer import FILE_BYTES_MAX, FILES_MAX
 
@@ -38,11 +39,16 @@ class ReportFile:
 
 @dataclass(frozen=True, slots=True)
 class LastReport:
-    """The last report of a process. `start` is when the process started, as the kernel counts."""
+    """The last report of a process. `start` is when the process started, as the kernel counts.
+
+    `began` is the monotonic time of its first report, and `first_step` the first step that the file has.
+    """
 
     start: int
     worker: int
     last: Point
+    began: float = 0.0
+    first_step: int | None = None
 
 
 def report_file(layout: Layout, key: Key, pid: int) -> ReportFile:
@@ -76,18 +82,32 @@ def read_last(file: ReportFile) -> LastReport | None:
         for line in reversed(data.split(b"\n")):
             point = parse(line) if line else None
             if point is not None:
-                start, worker = _about(head)
-                return LastReport(start, worker, point)
+                about = _about(head)
+                return LastReport(about.start, about.worker, point, about.began, _first_step(head))
     return None
 
 
-def _about(head: bytes) -> tuple[int, int]:
+class _About(NamedTuple):
+    start: int = 0
+    worker: int = 0
+    began: float = 0.0
+
+
+def _about(head: bytes) -> _About:
+    """Parse the first line of a report file."""
     try:
         about = json.loads(head.partition(b"\n")[0])
-        start, worker = int(about["start"] or 0), int(about["worker"])
-        return start, worker if 0 <= worker < WORKERS_MAX else 0
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-        return 0, 0
+        start, worker, began = int(about["start"] or 0), int(about["worker"]), float(about.get("mono", 0.0))
+        return _About(start, worker if 0 <= worker < WORKERS_MAX else 0, began if 0 <= began < TIME_MAX else 0.0)
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError, AttributeError):
+        return _About()
+
+
+def _first_step(head: bytes) -> int | None:
+    """Return the step of the first point that has one, among those in the beginning of a report file."""
+    whole = head.split(b"\n")[1:-1]  # the last one may be cut off
+    points = (parse(line) for line in whole)
+    return next((point.step for point in points if point is not None and point.step is not None), None)
 
 
 def read_reports(layout: Layout, instance: str) -> dict[int, Report]:
@@ -137,4 +157,4 @@ def read_points_of(file: ReportFile) -> tuple[Source, list[Point]]:
     if points and not points[-1].values:  # a point that is still being gathered: its last values represent it
         newest = points[-1]
         points[-1] = newest._replace(values={name: (v, v, v, 1) for name, v in newest.last.items()})
-    return (file.key.rank, _about(head)[1]), points
+    return (file.key.rank, _about(head).worker), points

@@ -97,14 +97,13 @@ class Writer:
         self._notify_again = False
         self._established = False
         self._length = 0  # of the last line, if it may still be overwritten
-        head = json.dumps(this_process()).encode() + b"\n"
+        head = json.dumps({**this_process(), "mono": round(time.monotonic(), 3)}).encode() + b"\n"
         self._end = len(head)
         try:
             os.pwrite(self._fd, head, 0)
         except OSError:
             os.close(self._fd)
             raise
-        self._notify()
 
     def add(self, step: object, numbers: Mapping[str, object], *, beat: bool = True) -> None:
         with self._lock:
@@ -203,6 +202,8 @@ class Writer:
             self._end += len(line)
             if self._end > FILE_BYTES_MAX:
                 self._compact()
+        if self._count == 1:  # whoever is notified finds the report
+            self._notify()
         if not self._established and self._usual != "null":
             self._established = True
             _dump_stacks_on_signal(f"{self._path}.stack")

@@ -4,8 +4,8 @@ only the Python that ranks may have. It has no effect on import.
 `shipped` is one JSON object: `packages` for pip; then either `exec`, a command line, or `script`, a file that is here
 already, or `source` with `file`, `name` and `arguments` (a literal) of the function to call, or no name for a script,
 or `pickle` (base64, of the function and its arguments) with its `name` and the version of `python` that it is for.
-With `torchrun`, which has its options, this process becomes a torchrun agent, whose workers run the source; `agent` is
-the text of the hooks on it, and `handler` that of the backend by which it meets the others.
+With `torchrun`, which has its options, this process becomes a torchrun agent, whose workers run the source; `agent` and
+`budget` are the texts of the hooks on it, and `handler` that of the backend by which it meets the others.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main(shipped: dict[str, Any], worker: bool = False) -> None:
         script = os.path.join(scratch(), "worker.py")
         write(script, shipped["worker"])
         options = [os.path.expandvars(part) for part in shipped["torchrun"]]
-        torchrun(options, script, shipped["agent"], shipped.get("handler"))
+        torchrun(options, script, (shipped["agent"], shipped["budget"], shipped.get("handler")))
         return
     del os.environ["BASILICA_SOURCE"]  # it is long, and child processes do not need it
     try:
@@ -66,8 +66,8 @@ def record(error: Exception) -> None:
         write(path, text)
 
 
-def torchrun(options: list[str], script: str, agent: str, handler: str | None) -> None:
-    """Be a torchrun agent, as `python -m torch.distributed.run` would, with these hooks and rendezvous backend."""
+def torchrun(options: list[str], script: str, texts: tuple[str, str, str | None]) -> None:
+    """Be a torchrun agent, as `python -m torch.distributed.run` would, with our hooks and rendezvous backend."""
     import importlib.util  # noqa: PLC0415  only agents need these
     import runpy  # noqa: PLC0415
 
@@ -76,8 +76,10 @@ def torchrun(options: list[str], script: str, agent: str, handler: str | None) -
             f"basilica: launcher='torchrun' needs torch, which {sys.executable} does not have: install it there with "
             "'pip install torch', or deploy with pip_packages=['torch']"
         )
+    agent, budget, handler = texts
     hooks = executed_text(agent, "basilica_torch_agent")
-    hooks["install"](count=True)
+    hooks["install"](anyway=True)
+    executed_text(budget, "basilica_torch_budget")["count_own_failures_only"]()
     with contextlib.suppress(ImportError):  # another torch has it elsewhere
         from torch.distributed.elastic.rendezvous import rendezvous_handler_registry  # noqa: PLC0415
 

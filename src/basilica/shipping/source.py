@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from basilica.core import environment as env
 from basilica.core.errors import ValidationError
-from basilica.rendezvous import torch_agent, torch_handler
+from basilica.rendezvous import torch_agent, torch_budget, torch_handler
 from basilica.shipping.capture import capture, plain_function
 from basilica.shipping.literals import a, literal
 from basilica.shipping.pickled import pickled
@@ -40,7 +40,8 @@ _LOAD = (
 LOADER = _LOAD + "bootstrap['main'](shipped)"
 WORKER = _LOAD + "bootstrap['main'](shipped,True)"
 BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
-TORCH_AGENT, TORCH_HANDLER = Path(torch_agent.__file__), Path(torch_handler.__file__)
+TORCH_AGENT, TORCH_BUDGET = Path(torch_agent.__file__), Path(torch_budget.__file__)
+TORCH_HANDLER = Path(torch_handler.__file__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,8 @@ def ship(
     if callable(what) and not remote:
         payload["path"] = [os.path.abspath(place) for place in sys.path[:1]]  # where its script finds its own modules
     if torchrun is not None:
-        payload |= {"torchrun": torchrun, "worker": WORKER, "agent": TORCH_AGENT.read_text(encoding="utf-8")}
+        payload |= {"torchrun": torchrun, "worker": WORKER}
+        payload |= {"agent": TORCH_AGENT.read_text("utf-8"), "budget": TORCH_BUDGET.read_text("utf-8")}
         if rendezvous_backend == "etcd-v2":  # it travels, so that ranks need neither basilica nor python-etcd
             payload["handler"] = TORCH_HANDLER.read_text(encoding="utf-8")
     return _packed(payload, python, resize)

@@ -11,6 +11,8 @@ from basilica.core.deployment import Deployment
 from basilica.core.errors import DeploymentDamaged
 from basilica.core.events import RecordedEvent
 from basilica.core.goodput import Goodput
+from basilica.core.notice_rules import unready_ranks
+from basilica.core.notices import Notice
 from basilica.core.phase import Phase, RankPhase
 from basilica.core.reports import Report, Series
 from basilica.core.spec import DeploymentSpec, Exec, Wanted
@@ -198,6 +200,10 @@ def render_incidents(spec: DeploymentSpec, status: DeploymentStatus, now: float 
     return rendered
 
 
+def render_notice(notice: Notice, status: DeploymentStatus) -> out.NoticeView:
+    return filled(out.NoticeView, notice, waiting_for=[rank.rank for rank in unready_ranks(notice, status)])
+
+
 def render_distributed(
     instance: str,
     spec: DeploymentSpec,
@@ -224,6 +230,7 @@ def render_distributed(
         usage=render_usage(status, until),
         goodput=render_goodput(spec, status, until),
         incidents=render_incidents(spec, status, until),
+        notice=None if status.notice is None else render_notice(status.notice, status),
         worker_exits=render_worker_exits(status, culprit),
     )
 

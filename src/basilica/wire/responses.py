@@ -247,7 +247,11 @@ class IncidentView(Outgoing):
 
 
 class NoticeView(Outgoing):
-    """A planned change that ranks were told of. It happens when they are ready, at `until` at the latest."""
+    """A planned change that ranks were told of. It happens when they are ready, at `until` at the latest.
+
+    `waitingFor`: the ranks that are not ready yet. `doneAt`: when the change was made; ranks wait until it reaches
+    them.
+    """
 
     number: int
     kind: str
@@ -256,6 +260,8 @@ class NoticeView(Outgoing):
     reason: str | None = None
     target: int | None = None
     step: int | None = None
+    waiting_for: list[int]
+    done_at: str | None = None
 
 
 class Distributed(Outgoing):

@@ -7,6 +7,7 @@ import pytest
 
 from tests.e2e.official.fixtures import Stage, on_a_cluster, seen, telling, version
 from tests.e2e.server import LastingServer
+from tests.support import probes
 
 __all__ = ["on_a_cluster", "seen", "telling", "version"]
 
@@ -15,6 +16,7 @@ AT_ONCE = 16  # most of what stories take is the client's own waiting between tw
 
 @pytest.fixture(scope="session")
 def stage(version: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    server = LastingServer(tmp_path_factory.mktemp(f"server-{version}") / "state")
+    directory = tmp_path_factory.mktemp(f"server-{version}")
+    server = LastingServer(directory / "state", env=probes.path_with(probes.QUICK, directory / "quick"))
     yield Stage(server, Path(__file__).parent, AT_ONCE, on_a_cluster=False)
     server.close()

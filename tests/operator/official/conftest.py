@@ -9,6 +9,7 @@ from basilica.kube.manifests.run import GPUS, PROVIDER
 from basilica_testkube import NodeSpec
 from tests.e2e.official.fixtures import Stage, on_a_cluster, seen, telling, version
 from tests.operator.whole import Installation
+from tests.support import probes
 
 __all__ = ["on_a_cluster", "seen", "telling", "version"]
 
@@ -19,7 +20,9 @@ LEASE_SECONDS = 2.0  # where an operator takes over from one that was killed
 
 @pytest.fixture(scope="session")
 def stage(version: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    installation = Installation(tmp_path_factory.mktemp(f"installation-{version}"), nodes=[NODE])
+    directory = tmp_path_factory.mktemp(f"installation-{version}")
+    quick = probes.path_with(probes.QUICK, directory / "quick")
+    installation = Installation(directory, nodes=[NODE], env=quick)
     yield Stage(installation, Path(__file__).parent, AT_ONCE, on_a_cluster=True)
     installation.close()
 

@@ -213,8 +213,9 @@ def _follow_the_leader(turn: Turn) -> None:
     running = [r for r in turn.wanted() if r.phase is RankPhase.RUNNING and not _is_out_of_sight(r)]
     leads = next((rank.segment for rank in running if _reports(rank)), None)
     leads = leads if leads is not None and leads.cause in FOLLOWED else None
+    agents = any(rank.agent is not None for rank in running)
     for rank in running:
-        if rank.segment is None or _reports(rank):
+        if rank.segment is None or _reports(rank) or (agents and (rank.agent is None or rank.agent.round == 0)):
             continue
         if leads is not None and rank.segment.cause in (FOLLOWED | {Cause.UNATTRIBUTED}) - {leads.cause}:
             turn.ranks[rank.rank] = _enter(turn, rank, leads.cause, leads.since)

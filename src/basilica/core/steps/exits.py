@@ -37,6 +37,7 @@ def book(turn: Turn, rank: RankStatus, ended: Ended) -> None:
         agent=None,
         listens=False,
         ready_for=0,
+        held_round=None,
         crashes=_crashes(rank, exit) if exit.failed and in_world and not ended.by_platform else rank.crashes,
     )
     if exit.failed and in_world and not ended.by_platform:

@@ -37,7 +37,9 @@ def _tell_of_the_mesh(turn: Turn, before: mesh.MeshStatus | None, after: mesh.Me
 
 
 def _announce(turn: Turn, gate: mesh.MeshStatus) -> None:
-    taking_part = sum(rank.phase is not RankPhase.LOST for rank in turn.wanted())
-    wanted = mesh.Announcement(taking_part, gate.released, turn.status.notice)
+    admitted = turn.status.admitted
+    inside = [rank for rank in turn.wanted() if admitted is None or rank.rank < admitted]
+    taking_part = sum(rank.phase is not RankPhase.LOST for rank in inside)
+    wanted = mesh.Announcement(taking_part, gate.released, admitted, turn.status.notice)
     if turn.seen.rendezvous is None or turn.seen.rendezvous.says != wanted:
         turn.actions.append(Announce(wanted))

@@ -9,6 +9,8 @@ from basilica.core.phase import RankPhase
 from basilica.core.steps.turn import Trouble, Turn
 from basilica.core.world import RankExit, RankStatus
 
+ROUNDS_CHANGE_WITHIN_SECONDS = 60.0  # after a change of the world: agents that nobody drives may never meet again
+
 
 def follow_incidents(turn: Turn) -> None:
     for trouble in turn.troubles:
@@ -62,7 +64,12 @@ def _is_over(turn: Turn) -> bool:
     wanted = [rank for rank in turn.wanted() if rank.phase is not RankPhase.LOST]
     reports = any(rank.steps is not None for rank in wanted)
     agents = any(rank.agent is not None for rank in wanted)
-    return turn.status.notice is None and all(_is_at_work(rank, reports=reports, agents=agents) for rank in wanted)
+    if turn.status.notice is not None or turn.status.admitted is not None:
+        return False
+    held = any(rank.held_round is not None for rank in wanted)
+    if held and not turn.due(turn.status.incidents[-1].at + ROUNDS_CHANGE_WITHIN_SECONDS):
+        return False
+    return all(_is_at_work(rank, reports=reports, agents=agents) for rank in wanted)
 
 
 def _is_at_work(rank: RankStatus, *, reports: bool, agents: bool) -> bool:

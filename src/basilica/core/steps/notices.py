@@ -2,15 +2,16 @@
 
 from dataclasses import replace
 
-from basilica.core.actions import Stop
 from basilica.core.events import Reason
 from basilica.core.notice_rules import Listener, common_step, follow, is_due, look_again_at
 from basilica.core.notices import Notice, NoticeKind
 from basilica.core.phase import RankPhase
+from basilica.core.steps import stalling
 from basilica.core.steps.shaping import is_outdated
 from basilica.core.steps.turn import Turn
 
 SOONEST_SECONDS = 1.0  # that a change waits once the platform takes ranks away
+HELD_SECONDS_MIN, HELD_SECONDS_MAX = 0.05, 15.0  # after a change until ranks that it does not reach go on
 
 
 def waits_for_ranks(turn: Turn, kind: NoticeKind, limit: float, reason: str, target: int | None = None) -> bool:
@@ -29,6 +30,8 @@ def waits_until(turn: Turn, kind: NoticeKind, until: float, reason: str) -> bool
 def _waits(turn: Turn, kind: NoticeKind, until: float, reason: str, target: int | None) -> bool:
     listeners = listeners_of(turn)
     notice = turn.status.notice
+    if notice is not None and notice.done_at is not None:
+        return bool(listeners) and until > turn.now  # the change before this one has yet to reach the ranks
     if not listeners or until <= turn.now:
         end_notice(turn)
         return False
@@ -39,7 +42,7 @@ def _waits(turn: Turn, kind: NoticeKind, until: float, reason: str, target: int 
     notice = follow(notice, listeners, turn.now)
     turn.status = replace(turn.status, notice=notice, notices=notice.number)
     if is_due(notice, listeners, turn.now):
-        end_notice(turn)
+        _carry_out(turn, notice, listeners)
         return False
     turn.wakes += [notice.until, *look_again_at(notice, listeners)]
     return True
@@ -47,9 +50,13 @@ def _waits(turn: Turn, kind: NoticeKind, until: float, reason: str, target: int 
 
 def listeners_of(turn: Turn) -> list[Listener]:
     """Return the ranks that read notices and stay; not those that this turn stops anyway."""
-    target = turn.status.world_target
-    mine = ((turn.ranks[number], listener) for number, listener in turn.listeners.items() if number < target)
-    return [listener for rank, listener in mine if not is_outdated(turn, rank)]
+    stuck = stalling.first_due(turn)
+    staying = {
+        rank.rank
+        for rank in turn.wanted()
+        if rank.phase is RankPhase.RUNNING and not is_outdated(turn, rank) and rank is not stuck
+    }
+    return [listener for number, listener in turn.listeners.items() if number in staying]
 
 
 def _published(turn: Turn, kind: NoticeKind, until: float, reason: str, target: int | None) -> Notice:
@@ -69,17 +76,69 @@ def _published(turn: Turn, kind: NoticeKind, until: float, reason: str, target: 
     return notice
 
 
-def end_notice(turn: Turn) -> None:
-    """End the notice: its change happens now, or will not happen."""
-    notice = turn.status.notice
-    if notice is None:
-        return
-    listeners = listeners_of(turn)
+def _carry_out(turn: Turn, notice: Notice, listeners: list[Listener]) -> None:
+    """Mark the change as made. Ranks wait on until it reaches them: steps that they took meanwhile would be lost."""
     unready = sum(not each.is_ready_for(notice) for each in listeners)
-    if turn.now >= notice.until and unready:
+    if unready:
         late = f"{unready} of {len(listeners)} ranks were not ready in time"
         turn.say(Reason.NOTICE_OVER, f"{notice.describe()} did not wait any longer: {late}", warning=True)
-    turn.status = replace(turn.status, notice=None)
+    turn.status = replace(turn.status, notice=replace(notice, done_at=turn.now))
+    turn.wakes.append(turn.now + HELD_SECONDS_MIN)
+    hold_rounds(turn)
+
+
+def end_notice(turn: Turn) -> None:
+    """Withdraw the notice of a change that will not happen, or that no rank waits for."""
+    if turn.status.notice is not None and turn.status.notice.done_at is None:
+        turn.status = replace(turn.status, notice=None)
+
+
+def hold_rounds(turn: Turn) -> None:
+    """Remember the rounds of workers that a change of the world is about to end."""
+    for rank in turn.wanted():
+        if rank.phase is RankPhase.RUNNING and rank.agent is not None:
+            turn.ranks[rank.rank] = replace(rank, held_round=rank.agent.round)
+
+
+def release_ranks(turn: Turn) -> None:
+    """End a notice whose change has reached every rank: its workers were started again, or it has ended."""
+    notice = turn.status.notice
+    if notice is None or notice.done_at is None:
+        return
+    waiting = any(
+        rank.held_round is not None or (rank.phase is RankPhase.STOPPING and rank.ready_for == notice.number)
+        for rank in turn.ranks.values()
+        if rank.phase.may_run
+    )
+    if turn.due(notice.done_at + (HELD_SECONDS_MAX if waiting else HELD_SECONDS_MIN)):
+        turn.status = replace(turn.status, notice=None)
+
+
+def admit_newcomers(turn: Turn) -> None:
+    """Let new ranks into a running world once they have arrived and the others are ready for them."""
+    inside, target = turn.status.admitted, turn.status.world_target
+    if inside is None or turn.held:
+        return
+    listeners = [each for each in listeners_of(turn) if each.rank < inside]
+    if listeners and not all(_has_arrived(turn, number) for number in range(inside, target)):
+        if turn.status.notice is not None and turn.status.notice.kind is NoticeKind.SCALE:
+            end_notice(turn)  # training goes on until the new ranks are back
+        return
+    what = f"the world goes from {inside} to {target} ranks"
+    if listeners and waits_for_ranks(turn, NoticeKind.SCALE, turn.spec.notice_seconds, what, target):
+        return
+    if turn.status.notice is None:
+        hold_rounds(turn)
+    turn.status = replace(turn.status, admitted=None)
+
+
+def _has_arrived(turn: Turn, number: int) -> bool:
+    """Return whether nothing but its admission keeps the rank from joining, or it will never join."""
+    rank = turn.ranks.get(number)
+    if rank is None or not rank.phase.may_run:
+        return rank is not None and rank.phase in (RankPhase.LOST, RankPhase.SUCCEEDED)
+    agents = any(other.agent is not None for other in turn.wanted())
+    return rank.phase is RankPhase.RUNNING and (rank.agent is not None or not agents)
 
 
 def heed_leaving_ranks(turn: Turn) -> None:
@@ -106,4 +165,3 @@ def heed_leaving_ranks(turn: Turn) -> None:
     for number in gone:
         rank = turn.ranks[number]
         turn.ranks[number] = replace(rank, phase=RankPhase.STOPPING, stop_reason=kind.value.capitalize())
-        turn.actions.append(Stop(number, rank.attempt, turn.spec.grace_seconds))

@@ -15,7 +15,7 @@ RELAUNCH_DELAY = 1.0  # a launch that no look shows is asked for again after thi
 
 def shape_the_world(turn: Turn) -> None:
     target = turn.status.world_target
-    stuck = stalling.first_due(turn) if turn.spec.on_stall == "restart" and turn.status.notice is None else None
+    stuck = stalling.first_due(turn)
     if stuck is not None:
         turn.ranks[stuck.rank] = replace(stuck, phase=RankPhase.STOPPING, stop_reason=STALLED)
     for rank in list(turn.ranks.values()):

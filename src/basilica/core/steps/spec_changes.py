@@ -36,12 +36,17 @@ def obey_spec(turn: Turn) -> None:
 
 
 def _waits(turn: Turn) -> bool:
-    """Return whether the change waits for ranks that were told of it. A deletion waits for nobody."""
+    """Return whether the change waits for ranks that were told of it. A deletion waits for nobody.
+
+    Ranks that join a running world are launched at once: they wait themselves, until the others are ready for them.
+    """
     spec, status = turn.spec, turn.status
     if spec.wanted is Wanted.CANCEL:
         limit = min(spec.notice_seconds, spec.grace_seconds)
         return notices.waits_for_ranks(turn, NoticeKind.CANCEL, limit, "cancelled by the user")
-    if spec.wanted is Wanted.RUN and spec.world.target != status.world_target and not status.closed:
+    grows = spec.world.target > status.world_target and spec.resize == "join"
+    resized = spec.world.target != status.world_target and not grows and not status.closed
+    if spec.wanted is Wanted.RUN and resized:
         what = f"the world goes from {status.world_target} to {spec.world.target} ranks"
         return notices.waits_for_ranks(turn, NoticeKind.SCALE, spec.notice_seconds, what, spec.world.target)
     if spec.wanted is Wanted.RUN and any(r.gang != spec.gang and r.phase.may_run for r in turn.wanted()):
@@ -63,7 +68,12 @@ def _scale(turn: Turn, target: int) -> None:
 
 def _resize(turn: Turn, target: int) -> None:
     failures = tuple(e for e in turn.status.failures if e.rank < target)  # a drained rank is nobody's culprit
-    turn.status = replace(turn.status, world_target=target, failures=failures)
+    old = turn.status.world_target
+    inside = old if turn.status.admitted is None else turn.status.admitted
+    joins = 0 < inside < target and turn.spec.resize == "join"
+    turn.status = replace(turn.status, world_target=target, failures=failures, admitted=inside if joins else None)
+    if 0 < target < old:
+        notices.hold_rounds(turn)
     for rank in list(turn.ranks.values()):
         if rank.rank >= target and rank.phase in (RankPhase.WAITING, RankPhase.LOST):
             turn.ranks[rank.rank] = replace(rank, phase=RankPhase.DROPPED, restart_at=None)

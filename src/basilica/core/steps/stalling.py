@@ -45,11 +45,13 @@ def tell(turn: Turn) -> None:
 
 
 def first_due(turn: Turn) -> RankStatus | None:
-    """The rank that fell silent first, once it is due to be restarted for it.
+    """The rank that fell silent first, once it is due to be restarted for it, if the spec asks for that.
 
     One at a time, and only while every rank is in sight: others may go on when it is back, so each has its full time
     again from when the world is whole.
     """
+    if turn.spec.on_stall != "restart":
+        return None
     wanted = turn.wanted()
     silent = {r.rank: r.stalled for r in wanted if r.stalled is not None and r.phase is RankPhase.RUNNING}
     missing = any(r.missing_since is not None for r in wanted)  # it may be what the silent ones wait for, or be one

@@ -11,6 +11,8 @@ from basilica.core.steps import notices
 from basilica.core.steps.ending import end
 from basilica.core.steps.turn import Turn
 
+TTL_ENDS, DEADLINE_COMES = "its time to live runs out", "its deadline comes"
+
 
 def notice_readiness(turn: Turn) -> None:
     """The first look that shows `min` ranks up or done counts, even if they are resized or judged in this turn."""
@@ -43,9 +45,9 @@ def keep_deadlines(turn: Turn) -> None:
     if turn.status.created_at > turn.now:  # by the clock of another machine that is ahead of ours
         turn.status = replace(turn.status, created_at=turn.now)
     spec, created = turn.spec, turn.status.created_at
-    if spec.ttl_seconds and _is_time(turn, created + spec.ttl_seconds, "its time to live runs out"):
+    if spec.ttl_seconds and _is_time(turn, created + spec.ttl_seconds, TTL_ENDS):
         end(turn, Phase.CANCELLED, f"its time to live of {spec.ttl_seconds:g} s ran out")
-    elif spec.deadline_seconds and _is_time(turn, created + spec.deadline_seconds, "its deadline comes"):
+    elif spec.deadline_seconds and _is_time(turn, created + spec.deadline_seconds, DEADLINE_COMES):
         message = f"not done within its deadline of {spec.deadline_seconds:g} s"
         end(turn, Phase.FAILED, message, stop_reason="DeadlineExceeded")
     elif spec.start_deadline_seconds and not turn.status.was_ready and turn.due(created + spec.start_deadline_seconds):
@@ -56,13 +58,21 @@ def keep_deadlines(turn: Turn) -> None:
 def _is_time(turn: Turn, moment: float, reason: str) -> bool:
     """Return whether the run ends now: the moment has come, or ranks that were told of it ahead are ready for it."""
     if turn.due(moment):
-        notices.end_notice(turn)
         return True
     notice = turn.status.notice
-    if notice is not None and notice.kind is not NoticeKind.DEADLINE:
-        return False  # ranks are ready for this end as well, once they are ready for that change
+    if notice is None or notice.kind is not NoticeKind.DEADLINE or notice.done_at is not None:
+        return False
     if not notices.listeners_of(turn):
         notices.end_notice(turn)
         return False
-    early = moment - turn.spec.notice_seconds
-    return turn.due(early) and not notices.waits_until(turn, NoticeKind.DEADLINE, moment, reason)
+    return not notices.waits_until(turn, NoticeKind.DEADLINE, moment, reason)
+
+
+def announce_deadlines(turn: Turn) -> None:
+    """Tell ranks of a limit that is near. It is the last step that may publish a notice: other changes go first."""
+    for limit, reason in ((turn.spec.ttl_seconds, TTL_ENDS), (turn.spec.deadline_seconds, DEADLINE_COMES)):
+        moment = turn.status.created_at + (limit or 0.0)
+        if not limit or turn.status.notice is not None or not notices.listeners_of(turn):
+            continue
+        if turn.now < moment and turn.due(moment - turn.spec.notice_seconds):
+            notices.waits_until(turn, NoticeKind.DEADLINE, moment, reason)

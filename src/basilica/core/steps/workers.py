@@ -37,7 +37,8 @@ def book_workers(turn: Turn, rank: RankStatus, seen: SeenAgent | None) -> RankSt
         early=() if seen.round > known.round else known.early,
         early_told=known.early_told and seen.round == known.round,
     )
-    rank = replace(rank, agent=agent)
+    held = rank.held_round if seen.round == rank.held_round else None
+    rank = replace(rank, agent=agent, held_round=held)
     for exit in seen.exits:
         if exit.number > known.booked and rank.agent is not None:
             rank = replace(_book_exit(turn, rank, rank.agent, exit), rank=rank.rank)
@@ -59,9 +60,8 @@ def _book_exit(turn: Turn, rank: RankStatus, agent: RankAgent, seen: SeenWorkerE
     what = f"{exit.place} {policy.describe_exit(exit)}"
     turn.say(Reason.WORKER_FAILED, what, warning=not exit.echo)
     turn.troubles.append(Trouble(IncidentKind.FAILURE, exit.finished_at, what, rank.rank, exit))
-    if exit.echo:
-        return rank
-    return replace(rank, crashes=policy.count_crash(rank.crashes, exit))
+    rank = replace(rank, held_round=agent.round)  # its peers end with it, and all start again
+    return rank if exit.echo else replace(rank, crashes=policy.count_crash(rank.crashes, exit))
 
 
 def _exit_of(turn: Turn, rank: RankStatus, seen: SeenWorkerExit) -> RankExit:

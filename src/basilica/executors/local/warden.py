@@ -27,12 +27,12 @@ from basilica.machine.places import start_of
 from basilica.machine.pools import Pool
 from basilica.machine.proc import boot
 from basilica.machine.processes import Watch
+from basilica.reports.wakeups import Wakeups
 from basilica.runtimes.local.forkserver import ForkServer
 from basilica.runtimes.local.gpus import ask_nvidia_smi
 from basilica.runtimes.local.orphans import bury_orphan
 from basilica.runtimes.local.records import NOBODY, Exit, Record, append_exit, bury, read_record
 from basilica.runtimes.local.task import RankTask, StartRequest
-from basilica.runtimes.local.wakeups import Wakeups
 
 LOG_BYTES_MAX = 64 << 20
 THREADS = 2

@@ -407,6 +407,9 @@ class RunObjects:
             env.DRIVEN: "1",
             env.FENCE: self.settings.fence.for_agents(spec.world.max),
             env.MESH_TIMEOUT: str(GATE_SECONDS),
+            env.NOTICE_SECONDS: f"{spec.notice_seconds:g}",
+            env.GRACE_SECONDS: f"{spec.grace_seconds:g}",
+            **({} if spec.notice_signal is None else {env.NOTICE_SIGNAL: spec.notice_signal}),
         }
 
     def _worker_pod(self, archive_parts: int) -> Json:
@@ -416,7 +419,8 @@ class RunObjects:
         found: Json = {
             **self._pod(),
             "subdomain": self.instance,
-            "terminationGracePeriodSeconds": math.ceil(self.spec.grace_seconds) + RECORD_SECONDS,
+            "terminationGracePeriodSeconds": math.ceil(self.spec.notice_seconds + self.spec.grace_seconds)
+            + RECORD_SECONDS,
             "volumes": [
                 {"name": "shm", "emptyDir": {"medium": "Memory"}},
                 {"name": "checkpoints", **shared},

@@ -12,12 +12,12 @@ from basilica.core.errors import RuntimeUnavailable
 from basilica.core.fencing import FenceTimes
 from basilica.core.mesh import Announcement, Pair, SeenRendezvous, failing_pairs
 from basilica.core.seen import Ended
-from basilica.rendezvous.announcements import announce, announced, must
+from basilica.rendezvous.announcements import announce, announced, must, parse_notice
 from basilica.rendezvous.client import KeysClient
 from basilica.rendezvous.driver import Driver
 from basilica.rendezvous.exchange import NoAnswer
 from basilica.rendezvous.mirror import KeysMirror
-from basilica.rendezvous.names import ATTEMPTS, HEARD, ORDERS, PAIRS, REPORTS, RESULTS, ROOT
+from basilica.rendezvous.names import ACTIVITY, ATTEMPTS, HEARD, NOTICE, ORDERS, PAIRS, REPORTS, RESULTS, ROOT
 from basilica.rendezvous.orders import (
     AttemptRecord,
     Order,
@@ -30,6 +30,7 @@ from basilica.rendezvous.orders import (
 )
 from basilica.rendezvous.pairs import parse_report
 from basilica.rendezvous.presence import load_heard
+from basilica.runtimes.kubernetes.activities import Activities
 from basilica.runtimes.kubernetes.node_evidence import Heartbeats
 from basilica.runtimes.kubernetes.wakes import Tally
 
@@ -39,20 +40,28 @@ DEFAULT_TIMES = FenceTimes()
 
 
 class RunKeys:
-    """The mirror and the writer. `changed` is called after each change. Orders that the keyspace has not confirmed are
-    kept and written again.
+    """The mirror and the writer. Orders that the keyspace has not confirmed are kept and written again.
+
+    `changed` is called after each change that the controller may decide on, `reported` after others: reports, and
+    steps that nobody waits for.
     """
 
     def __init__(
-        self, endpoint: str, instance: str, changed: Callable[[], None], times: FenceTimes = DEFAULT_TIMES
+        self,
+        endpoint: str,
+        instance: str,
+        changed: Callable[[], None],
+        reported: Callable[[], None] = lambda: None,
+        times: FenceTimes = DEFAULT_TIMES,
     ) -> None:
-        self.endpoint, self._instance, self._changed = endpoint, instance, changed
+        self.endpoint, self._instance, self._changed, self._reported = endpoint, instance, changed, reported
         self._keys = KeysClient(endpoint)
         self._writing = asyncio.Lock()
         self._mirror = KeysMirror(endpoint, ROOT, self._apply_change)
         self._orders: dict[int, Order] = {}
         self._pending: dict[int, Order] = {}  # not yet written, or written and not yet seen
         self.records: dict[tuple[int, int], AttemptRecord] = {}
+        self.activities = Activities()
         self.heartbeats = Heartbeats(times)
         self._silent_since = time.monotonic()
         self._driver: asyncio.Task[None] | None = None
@@ -85,12 +94,19 @@ class RunKeys:
         """Count the states of the ordered attempts."""
         found = [self.records.get((rank, order.attempt)) for rank, order in self.orders.items()]
         ends = [record.ended for record in found if record is not None and record.ended is not None]
+        live = [
+            (rank, order.attempt)
+            for (rank, order), record in zip(self.orders.items(), found, strict=True)
+            if record is not None and record.started_at is not None and record.ended is None
+        ]
+        notice = parse_notice(self._mirror.values.get(NOTICE, ""))
         return Tally(
             answers=self._mirror.fresh,
-            up=sum(record is not None and record.started_at is not None and record.ended is None for record in found),
+            up=len(live),
             ended=len(ends),
             failed=sum(end.exit_code != 0 and not end.stopped for end in ends),
             marks=marks,
+            activity=self.activities.tally(live, 0 if notice is None else notice.number),
         )
 
     def seen(self, now: float) -> SeenRendezvous:
@@ -136,8 +152,10 @@ class RunKeys:
 
     def _apply_change(self, key: str | None) -> None:
         values = self._mirror.values
+        is_decisive = True
         if key is None:
             self._reload_heartbeats()
+            self.activities.reload(values)
             self._orders = orders_in(values)
             self.records |= records_in(values)  # a record stays true even if the keyspace lost it
             self._silent_since = time.monotonic()
@@ -156,8 +174,12 @@ class RunKeys:
             self.heartbeats.update(key.removeprefix(f"{HEARD}/"), load_heard(values.get(key, "")), time.monotonic())
         elif key == HEARD:
             self._reload_heartbeats()
+        elif key.startswith(f"{ACTIVITY}/"):
+            is_decisive = self.activities.take(key, values.get(key, ""))
+        elif key.startswith(f"{REPORTS}/"):
+            is_decisive = False
         self._pending = {n: order for n, order in self._pending.items() if self._orders.get(n) != order}
-        self._changed()
+        (self._changed if is_decisive else self._reported)()
 
     def _reload_heartbeats(self) -> None:
         now = time.monotonic()

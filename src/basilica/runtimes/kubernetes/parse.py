@@ -29,6 +29,7 @@ from basilica.kube.manifests.run import (
     WORKER_CONTAINER,
     PodGroup,
 )
+from basilica.progress.published import PublishedActivity
 from basilica.rendezvous.orders import AttemptRecord, Order, load_record
 from basilica.runtimes.kubernetes.node_evidence import Evidence
 from basilica.runtimes.rules import TAIL_LINE_CHARS, shown_attempts, tail_of
@@ -177,12 +178,14 @@ def message_record(pod: PodFacts) -> tuple[int, AttemptRecord] | None:
 class Gang:
     """The facts of a run. `gone`: uids of pods that existed and do not any more.
 
-    `evidence`: facts from nodes and the rendezvous about ranks that report nothing themselves.
+    `activities`: of the programs of ranks, as their agents published them. `evidence`: facts from nodes and the
+    rendezvous about ranks that report nothing themselves.
     """
 
     orders: Mapping[int, Order]
     records: Mapping[tuple[int, int], AttemptRecord]
     pods: Collection[PodFacts]
+    activities: Mapping[tuple[int, int], PublishedActivity] = field(default_factory=dict)
     evidence: Evidence = field(default_factory=Evidence)
     gone: Collection[str] = ()
     gpus: int = 0
@@ -233,6 +236,16 @@ class Gang:
             gpus=self.gpus,
             silent_since=None if missed is None else now - missed,
         )
+        found = self.activities.get(key)
+        if found is not None:
+            activity = found.activity
+            sight = replace(
+                sight,
+                agent=activity.agent,
+                progress=activity.progress,
+                answer=activity.answer,
+                leaving=found.leaving,
+            )
         ended = record.ended if record.ended is None else refined(record.ended, pod)
         if ended is None:
             ended = self._silent_end(record, pod, now)

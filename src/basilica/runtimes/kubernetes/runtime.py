@@ -101,11 +101,14 @@ class KubernetesRuntime:
         await self._api.close()
 
     def _changed(self, instance: str) -> None:
+        self._notify_readers(instance)
+        if self._wakes is not None:
+            self._wakes.changed(instance)
+
+    def _notify_readers(self, instance: str) -> None:
         state = self._states.find(instance)
         if state is not None:
             state.notify_readers()
-        if self._wakes is not None:
-            self._wakes.changed(instance)
 
     def _tally(self, instance: str) -> Tally:
         state = self._states.find(instance)
@@ -132,6 +135,8 @@ class KubernetesRuntime:
         state = self._states.of(run.instance)
         state.marks = (run.spec.world.min, run.spec.world.target)
         keys = await self._keys_of(run)
+        if keys is not None:
+            keys.activities.fresh_steps = run.fresh_steps
         now = time.time()
         gang = self._gang(run, keys, now)
         unaccounted = [] if keys is None else [pod for pod in gang.pods if _is_unaccounted(pod, keys, gang.evidence)]
@@ -198,6 +203,7 @@ class KubernetesRuntime:
         return Gang(
             orders={} if keys is None else keys.orders,
             records=records,
+            activities={} if keys is None else keys.activities.by_attempt,
             pods=tuple(self._cluster.pods(run.instance)),
             evidence=self._evidence(run, keys),
             gone=self._cluster.gone(run.instance, named),
@@ -236,7 +242,13 @@ class KubernetesRuntime:
             state.keys = None
             await known.close()
         if state.keys is None and endpoint is not None:
-            state.keys = RunKeys(endpoint, run.instance, lambda: self._changed(run.instance), self._times)
+            state.keys = RunKeys(
+                endpoint,
+                run.instance,
+                lambda: self._changed(run.instance),
+                lambda: self._notify_readers(run.instance),
+                self._times,
+            )
         return state.keys
 
     def _never_launched(self, run: Run) -> list[SeenRank]:

@@ -16,6 +16,34 @@ SWEEP_FROM = 64
 
 
 @dataclass(frozen=True, slots=True)
+class ActivityTally:
+    """Counts of what the programs of a gang's live ranks do.
+
+    `notice`: the number of the published notice, 0 for none; `unready` of the `listening` ranks are not ready for it,
+    and `late` ones have missed its step. `leaving`: the platform takes their places away. `worker_failures`: of the
+    workers of their torchrun agents.
+    """
+
+    notice: int = 0
+    listening: int = 0
+    unready: int = 0
+    late: int = 0
+    leaving: int = 0
+    worker_failures: int = 0
+
+    def turned_since(self, before: "ActivityTally") -> bool:
+        """Whether somebody waits for the change since `before`."""
+        is_ready = self.notice > 0 and self.listening > 0 and self.unready == 0
+        was_ready = before.notice == self.notice and before.listening > 0 and before.unready == 0
+        return (
+            (is_ready and not was_ready)
+            or (self.late > before.late)
+            or (self.leaving > before.leaving)
+            or (self.worker_failures > 0 and before.worker_failures == 0)
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Tally:
     """Counts of a gang's ranks. `marks`: the numbers of ranks up that make a difference."""
 
@@ -24,12 +52,14 @@ class Tally:
     ended: int = 0
     failed: int = 0
     marks: Sequence[int] = ()
+    activity: ActivityTally = ActivityTally()
 
     def turned_since(self, before: "Tally") -> bool:
         """Whether a change since `before` should not wait."""
         return (
             (self.answers and not before.answers)
             or (self.failed > 0 and before.failed == 0)
+            or self.activity.turned_since(before.activity)
             or any(before.up < mark <= self.up or before.ended < mark <= self.ended for mark in self.marks)
         )
 

@@ -16,6 +16,7 @@ from basilica.machine.layout import Key, Layout
 from basilica.machine.pools import Pool
 from basilica.machine.proc import boot, start_time
 from basilica.machine.processes import Watch, supervisor_of
+from basilica.reports.wakeups import Wakeup
 from basilica.runtimes.local.attempts import Attempt, OnDisk, ended_of, read_attempt, with_output, write_end
 from basilica.runtimes.local.background import Background
 from basilica.runtimes.local.changes import Changes
@@ -26,7 +27,6 @@ from basilica.runtimes.local.reports import Reports
 from basilica.runtimes.local.run_files import read_run
 from basilica.runtimes.local.table import Table
 from basilica.runtimes.local.unavailable import or_unavailable
-from basilica.runtimes.local.wakeups import Wakeup
 
 log = logging.getLogger("basilica.runtime")
 

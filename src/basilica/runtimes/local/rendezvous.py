@@ -15,6 +15,7 @@ import logging
 import os
 import subprocess
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -79,7 +80,7 @@ class _Open:
         self._check = None
         if self._mirror.fresh and self.published is not None:
             found, wanted = announced(self._mirror.values), self.published
-            if (found.world, set(found.released)) != (wanted.world, set(wanted.released)):
+            if set(found.released) != set(wanted.released) or replace(found, released=wanted.released) != wanted:
                 self.published = None
                 self._changed()
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from basilica.core.actions import Launch, Probe, Stop
 from basilica.core.errors import BadResult, Conflict, RuntimeUnavailable
 from basilica.core.mesh import Announcement
+from basilica.core.notices import Notice
 from basilica.core.reports import Report, Series, SeriesQuery
 from basilica.core.seen import Sight, Sighting, Stalled
 from basilica.machine import files
@@ -29,7 +30,10 @@ from basilica.machine.pools import Pool
 from basilica.machine.reserve import Reserve
 from basilica.machine.state_dir import RESERVE_FILE
 from basilica.ports import Exited, InUse, LogChunk, Output, Run, StoredArchive
+from basilica.progress.notice_file import published, write_notice
+from basilica.reports.wakeups import Wakeup, Wakeups
 from basilica.runtimes.local import cgroups
+from basilica.runtimes.local.activities import RINGS, Activities
 from basilica.runtimes.local.archives import Archives
 from basilica.runtimes.local.attempt_tracker import Tracking
 from basilica.runtimes.local.attempts import Attempt, damages, shown
@@ -53,7 +57,6 @@ from basilica.runtimes.local.start_requests import Starting
 from basilica.runtimes.local.stops import Stopping
 from basilica.runtimes.local.table import Table
 from basilica.runtimes.local.unavailable import or_unavailable
-from basilica.runtimes.local.wakeups import Wakeup, Wakeups
 from basilica.runtimes.local.workdirs import Unpacking
 
 LOG_LIMIT_BYTES = 64 << 20
@@ -146,6 +149,7 @@ class LocalRuntime:
         await self._commands.end_leftovers()
         await self._benches.adopt()
         for instance in instances:
+            self._activities.adopt(instance)
             with suppress(RuntimeUnavailable):  # the run's own `observe` raises it; other runs must still start
                 await self._tracking.attempts(instance)
         await self._rendezvous.wait_until_up()
@@ -159,6 +163,7 @@ class LocalRuntime:
         self._reports = Reports(
             self._layout, self._files, self._background.spawn, self._reading, self._stalled, self._clock
         )
+        self._activities = Activities(self._layout, self._reading, self._clock)
         self._tracking = Tracking(
             layout=self._layout,
             table=self._table,
@@ -260,8 +265,9 @@ class LocalRuntime:
     async def observe(self, run: Run) -> Sighting:
         attempts = shown((await self._attempts(run)).values())
         self._table.mark_observed(run.instance)
+        seen = [attempt.seen(self._hosts.of_rank(attempt.key.rank).name) for attempt in attempts]
         return Sighting(
-            ranks=tuple(attempt.seen(self._hosts.of_rank(attempt.key.rank).name) for attempt in attempts),
+            ranks=await self._activities.complete(run.instance, seen, run.fresh_steps),
             bench=None if run.spec.bench is None else await self._benches.seen(run.instance),
             rendezvous=self._rendezvous.seen(run.instance),
             mesh=self._hosts.mesh(run.instance, run.spec.world),
@@ -280,15 +286,23 @@ class LocalRuntime:
 
     def _told(self, told: Wakeup) -> None:
         """Handle a message that a supervisor or a rank wrote to the wake pipe."""
-        pid = number_of(told.detail) if told.what == "reporting" and told.key.instance in self._table else None
-        if pid is not None:
-            self._reports.rung(told.key, pid)
-        elif told.what != "reporting":
+        if told.what not in RINGS:
             self._tracking.handle(told)
+            return
+        pid = number_of(told.detail)
+        if pid is None or told.key.instance not in self._table:
+            return
+        if told.what == "reporting":
+            self._reports.rung(told.key, pid)
+        self._activities.ring(told.key)
+        self._changes.notify(told.key.instance)
 
     def _told_too_much(self) -> None:
         """Read every live attempt again, since messages may have been lost."""
         self._tracking.refresh_all()
+        for attempt in self._table.attempts():
+            if attempt.sight is Sight.RUNNING:
+                self._activities.ring(attempt.key)
 
     def _stalled(self, key: Key, stalled: Stalled | None) -> None:
         attempt = self._table.find(key)
@@ -337,13 +351,27 @@ class LocalRuntime:
         with or_unavailable(f"cannot remove what is kept of {run.instance}"):
             await self._own_work.run(self._reserve.spend, partial(remove_run, self._layout, run.instance))
         self._table.remove(run.instance)
+        self._activities.forget(run.instance)
 
     # --------------------------------------------------------------------------------------------------- rendezvous
 
     async def announce(self, run: Run, announcement: Announcement) -> None:
         await self._open_rendezvous(run)
+        await self._publish_notice(run, announcement.notice)
         drives_torch = run.spec.rendezvous_backend == "etcd-v2"
         await self._rendezvous.announce(run.instance, announcement, drives_torch=drives_torch)
+
+    async def _publish_notice(self, run: Run, notice: Notice | None) -> None:
+        """Write the notice to the file that ranks read, and send them the signal that the spec asks for."""
+        shift = self._clock.shift()
+        with or_unavailable(f"cannot publish a notice to {run.instance}"):
+            path = self._layout.notice(run.instance)
+            await self._own_work.run(write_notice, path, None if notice is None else published(notice, shift))
+        said = self._rendezvous.seen(run.instance)
+        before = None if said is None or said.says is None else said.says.notice
+        if notice is not None and notice != before and run.spec.notice_signal is not None:
+            running = [a.key for a in (await self._attempts(run)).values() if a.sight is Sight.RUNNING]
+            await self._activities.signal(run.instance, running, run.spec.notice_signal)
 
     async def _open_rendezvous(self, run: Run) -> None:
         """Open the run's keyspace, at its earlier port if it had one: its ranks know no other."""

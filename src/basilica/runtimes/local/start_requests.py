@@ -11,6 +11,7 @@ from basilica.machine import files
 from basilica.machine.clocks import SteadyClock
 from basilica.machine.layout import Key, Layout
 from basilica.ports import Run
+from basilica.progress.notice_file import make_notice_file
 from basilica.runtimes.local.cgroups import Cgroups, RankCgroups, for_rank
 from basilica.runtimes.local.environment import command_line, machine_environment, own_command_line
 from basilica.runtimes.local.gpus import GpuInventory
@@ -46,6 +47,7 @@ class Starting:
         self.access.give(self.layout.results(run.instance))
         if self.access.user is not None:  # else ranks make it themselves at their first report
             self.access.give(self.layout.reports(run.instance))
+        make_notice_file(self.layout.notice(run.instance))
         environment = self._common(run)
         return StartRequest(
             argv=command_line(run.spec),
@@ -89,7 +91,7 @@ class Starting:
 
     def _common(self, run: Run) -> dict[str, str]:
         ports = ports_of(self.layout.ports(run.instance))
-        return env.run_environment(
+        return {env.NOTICE_FILE: self.layout.notice(run.instance)} | env.run_environment(
             run.spec,
             run.instance,
             machine=machine_environment(self.access.environment(os.environ)),
@@ -116,6 +118,8 @@ class Starting:
         with suppress(OSError):
             files.remove(own[env.RESULT_FILE])  # of an earlier attempt
         groups = self._groups_of(run, launch)
+        if groups.memory_events is not None:
+            own[env.MEMORY_EVENTS] = groups.memory_events
         return RankTask(
             instance=run.instance,
             rank=launch.rank,

@@ -16,12 +16,19 @@ export function culpritCard() {
       shown = now;
       element.hidden = !it;
       if (!it) return;
-      const exit = run.distributed.rankExits.find((e) => e.rank === it.rank);
+      const { rankExits, workerExits } = run.distributed;
+      const isWorker = it.worker !== undefined;
+      const exit = isWorker
+        ? workerExits.findLast((e) => e.rank === it.rank && e.worker === it.worker && e.pid === it.pid)
+        : rankExits.find((e) => e.rank === it.rank);
       const facts = [
+        ...(isWorker ? [["Worker", nameWorker(it)]] : []),
         ["Exit code", it.exitCode < 0 ? "unknown" : String(it.exitCode)],
-        ["Reason", clean(it.terminationReason)],
+        ["Reason", nameReason(it.terminationReason)],
         ...(exit?.signal ? [["Signal", clean(exit.signal)]] : []),
         ...(exit?.node ? [["Node", clean(exit.node)]] : []),
+        ...(it.message ? [["Exception", clean(it.message)]] : []),
+        ...(it.cause ? [["Because", clean(it.cause)]] : []),
         ["Evidence", clean(it.evidence)],
         ...(it.confidence === "high" ? [] : [["Confidence", clean(it.confidence)]]),
       ];
@@ -31,7 +38,7 @@ export function culpritCard() {
           "h2",
           { id: "h-culprit" },
           el("span", { class: "sign", "aria-hidden": "true" }, "✕"),
-          ` Rank ${it.rank} failed first`,
+          isWorker ? ` Worker ${it.worker} of rank ${it.rank} failed first` : ` Rank ${it.rank} failed first`,
         ),
         el("dl", { class: "facts-list" }, ...facts.flatMap(([k, v]) => [el("dt", {}, k), el("dd", {}, v)])),
         it.traceback ? text("Traceback", cleanLines(it.traceback)) : null,
@@ -49,6 +56,13 @@ export function culpritCard() {
     },
   };
 }
+
+function nameWorker({ worker, rank, torchRank, pid }) {
+  const torch = torchRank === undefined ? "" : `, torch rank ${torchRank}`;
+  return `${worker} of rank ${rank}${torch}${pid === undefined ? "" : `, pid ${pid}`}`;
+}
+
+const nameReason = (reason) => (reason === "OOMKilled" ? "OOMKilled: killed for want of memory" : clean(reason));
 
 /** The end of its log, without the traceback where that is shown already. */
 function lastLines({ logTail, traceback }) {

@@ -81,6 +81,23 @@ export function number(value) {
   return String(Number(value.toPrecision(4)));
 }
 
+/** `91.2`, of a share between 0 and 1. */
+export const percent = (share) => (100 * share).toFixed(1);
+
+/** `rank 1`, `ranks 1 and 3`, `ranks 0-5, 9 and 11`; of many spans the first few. */
+export function namedRanks(ranks, most = 6) {
+  const spans = [];
+  for (const rank of [...ranks].sort((a, b) => a - b)) {
+    if (spans.length > 0 && spans.at(-1)[1] === rank - 1) spans.at(-1)[1] = rank;
+    else spans.push([rank, rank]);
+  }
+  const texts = spans.slice(0, most).map(([from, to]) => (from === to ? `${from}` : `${from}-${to}`));
+  const left = spans.slice(most).reduce((sum, [from, to]) => sum + to - from + 1, 0);
+  const last = left > 0 ? `${grouped(left)} more` : texts.pop();
+  const names = texts.length > 0 ? `${texts.join(", ")} and ${last}` : last;
+  return `${ranks.length === 1 ? "rank" : "ranks"} ${names}`;
+}
+
 export function bytes(count) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let unit = 0;

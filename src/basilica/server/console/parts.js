@@ -44,6 +44,11 @@ export function worldBar() {
   return element;
 }
 
+/** The colour of a cause of time; the word stands beside it. */
+export function causeMark(cause) {
+  return el("span", { class: "cause-mark", "data-cause": cause, "aria-hidden": "true" });
+}
+
 /** A button that copies a command, and says so. */
 export function copyButton(text, label = "Copy") {
   const button = el("button", { type: "button", class: "quiet copy", title: "Copy the command" }, label);

@@ -1,15 +1,19 @@
 // The page of one run: what it is, how it goes, what went wrong; its logs are a second tab.
 
+import { liveAccount } from "./account.js";
 import { Refused, get, pathOf } from "./api.js";
 import { actions } from "./actions.js";
 import { bench } from "./bench.js";
 import { culpritCard, stallCard } from "./cards.js";
 import { announce, el, setAttribute, setText } from "./dom.js";
 import { age, clean, gpuHours, gpuSeconds } from "./format.js";
+import { goodput } from "./goodput.js";
+import { incidents } from "./incidents.js";
 import { openLogs } from "./logs.js";
 import { metrics } from "./metrics.js";
+import { noticeBanner } from "./notice.js";
 import { phaseBadge, section, worldBar } from "./parts.js";
-import { rankGrid } from "./ranks.js";
+import { isLooping, rankGrid } from "./ranks.js";
 import { rounds } from "./rounds.js";
 import { events } from "./stream.js";
 import { eventList, timeline } from "./timeline.js";
@@ -62,7 +66,11 @@ export function openRun(main, app, name, tab, query) {
       app.linkState("run", state, problem, pause);
     },
   });
-  const clock = setInterval(() => run && head.tick(run), 1000);
+  const clock = setInterval(() => {
+    if (run === null) return;
+    head.tick(run);
+    if (!isEnded(run.phase)) view.tick?.(app.now());
+  }, 1000);
   const keys = app.keys({
     l: ["logs", () => app.go(`#/run/${encodeURIComponent(name)}/logs`)],
     r: ["the run", () => app.go(`#/run/${encodeURIComponent(name)}`)],
@@ -84,6 +92,7 @@ function header(app, name, tab) {
   const instance = el("span", { class: "dim mono" });
   const phase = phaseBadge();
   const why = el("p", { class: "why" });
+  const planned = noticeBanner();
   const act = actions(app, name);
   const link = (to, label) =>
     el(
@@ -107,6 +116,7 @@ function header(app, name, tab) {
     "div",
     { class: "run-head" },
     el("div", { class: "run-title" }, title, phase, instance, act.element),
+    planned.element,
     why,
     stats,
     act.said,
@@ -119,6 +129,7 @@ function header(app, name, tab) {
     const end = ended && milestone ? Date.parse(milestone.timestamp) : app.now();
     facts.lasted.update(ended ? "Took" : "Age", age(Date.parse(run.createdAt), end));
     facts.gpu.update("GPU-hours", gpuHours(gpuSeconds(run.distributed.usage, app.now())));
+    planned.tick(app.now());
   }
 
   return {
@@ -132,12 +143,14 @@ function header(app, name, tab) {
       setText(instance, clean(run.instanceName));
       phase.update(run.phase);
       const atTarget = run.phase === "ready" && d.worldSize.ready === d.worldSize.target && d.settled === false;
-      const stalled = d.ranks.some((rank) => rank.stalled);
+      const troubled = d.ranks.some((rank) => rank.stalled || isLooping(rank, app.now()));
       const sentence = clean(isEnded(run.phase) ? (run.message ?? d.blockedOn) : d.blockedOn);
       const more = `… (all of it: basilica train why ${clean(run.instanceName)})`;
       setText(why, sentence.length > LONGEST_WHY ? sentence.slice(0, LONGEST_WHY) + more : sentence);
-      why.hidden = sentence === "";
-      setAttribute(why, "data-tone", stalled && atTarget ? "warn" : phase.dataset.tone);
+      // The banner says the same, and counts down; where the server has more to say, both are shown.
+      const banner = planned.update(run) && !sentence.includes("; this is what ");
+      why.hidden = sentence === "" || banner;
+      setAttribute(why, "data-tone", troubled && atTarget ? "warn" : phase.dataset.tone);
       world.update(d.worldSize, isEnded(run.phase));
       facts.restarts.update("Restarts", String(d.ranks.reduce((sum, rank) => sum + rank.restarts, 0)));
       tick(run);
@@ -170,8 +183,11 @@ function openSections(body, app, name) {
   const culprit = culpritCard();
   const stall = stallCard(app);
   const mesh = el("p", { class: "why", "data-tone": "warn", hidden: true });
-  const ranks = rankGrid(name);
-  const line = timeline(app);
+  const ranks = rankGrid(app, name);
+  const account = liveAccount();
+  const time = goodput(account);
+  const story = incidents(app, name, account, (rank) => ranks.show(rank));
+  const line = timeline(app, story);
   const curves = metrics(name);
   const exchange = rounds(name);
   const link = bench();
@@ -181,7 +197,8 @@ function openSections(body, app, name) {
     culprit.element,
     stall.element,
     mesh,
-    el("div", { class: "two" }, ranks.element, line.element),
+    el("div", { class: "two" }, ranks.element, time.element),
+    line.element,
     curves.element,
     exchange.element,
     link.element,
@@ -225,12 +242,20 @@ function openSections(body, app, name) {
       const degraded = d.conditions.find((c) => c.type === "DegradedMesh" && c.status === "True");
       mesh.hidden = !degraded;
       if (degraded) setText(mesh, `Degraded mesh: ${clean(degraded.message)}`);
-      ranks.update(d.ranks, d.rankExits, d.culprit);
+      account.take(run, app.now());
+      ranks.update(d);
+      time.tick(app.now());
+      story.update(run);
       line.update(run);
       curves.update(run);
       exchange.update(run);
       link.update(d.bench);
       soon(0);
+    },
+    tick(now) {
+      time.tick(now);
+      story.tick(now);
+      ranks.tick();
     },
     close() {
       left.abort();

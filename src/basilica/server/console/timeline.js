@@ -3,11 +3,12 @@
 import { arrange, el, setAttribute, setText, svg } from "./dom.js";
 import { clean, clock, duration, plural } from "./format.js";
 import { section } from "./parts.js";
-import { isEnded, phaseOf } from "./words.js";
+import { incidentOf, isEnded, phaseOf } from "./words.js";
 
 const SIGNS = [
-  [/^(RankFailed|RankLost|Failed|WorldShrunkBelowMin|BenchFailed)/, "✕", "bad"],
-  [/^(RankRestarted|RestartRequested)/, "↻", "wait"],
+  [/^(RankFailed|RankLost|WorkerFailed|Failed|WorldShrunkBelowMin|BenchFailed)/, "✕", "bad"],
+  [/^(RankRestarted|RestartRequested|WorkersRestarted)/, "↻", "wait"],
+  [/^(Notice|RankLeaving)/, "◷", "off"],
   [/^(Scale|WorldClosed)/, "↕", "off"],
   [/^(RankStalled|DegradedMesh|BenchTimedOut|Unattended)/, "!", "warn"],
   [/^(WorldReady|WorldRecovered|MeshReady|RankResumed)/, "●", "good"],
@@ -22,13 +23,19 @@ const PLOT = { left: 34, right: 12, top: 28, bottom: 40 };
 
 const signOf = (reason) => SIGNS.find(([pattern]) => pattern.test(reason)) ?? [null, "·", "idle"];
 
-export function timeline(app) {
+/** `story` are the incidents of the run: their band is over the drawing, on its scale. */
+export function timeline(app, story) {
   const drawing = svg("svg", { class: "timeline", role: "img", height: HEIGHT });
-  const part = section("Timeline", drawing);
+  const part = section("Timeline", story.band, drawing, story.body);
   let run = null;
   let events = [];
   let width = 0; // told by the observer: to measure it at every drawing would lay the page out each time
-  const draw = () => run && width > 0 && drawTimeline(drawing, width, run, events, app.now());
+  const draw = () => {
+    if (run === null || width === 0) return;
+    const now = app.now();
+    const { begin, end } = drawTimeline(drawing, width, run, events, now);
+    story.place(begin, end, now);
+  };
   const observer = new ResizeObserver(([entry]) => {
     width = Math.floor(entry.contentRect.width);
     draw();
@@ -139,6 +146,12 @@ function drawTimeline(drawing, width, run, events, now) {
           : null,
       );
     }),
+    ...d.incidents.map((it) => {
+      const [from, to] = [x(Date.parse(it.at)), x(it.overAt === undefined ? end : Date.parse(it.overAt))];
+      const { tone } = incidentOf(it.kind);
+      const wide = Math.max(1, to - from);
+      return svg("rect", { class: "shade", "data-tone": tone, x: from, y: 0, width: wide, height: bottom });
+    }),
     svg("line", { class: "axis", x1: PLOT.left, x2: right, y1: bottom, y2: bottom }),
     svg("text", { class: "tick end", x: PLOT.left - 6, y: y(most) + 4 }, String(most)),
     svg("text", { class: "tick end", x: PLOT.left - 6, y: bottom + 4 }, "0"),
@@ -158,6 +171,7 @@ function drawTimeline(drawing, width, run, events, now) {
     svg("text", { class: "tick end", x: right, y: HEIGHT - 6 }, ended ? clock(end, now) : "now"),
     svg("text", { class: "tick middle", x: (PLOT.left + right) / 2, y: HEIGHT - 6 }, duration((end - begin) / 1000)),
   );
+  return { begin, end };
 }
 
 /** All that happened, newest first. What is there already stays as it is: somebody may be reading or copying it. */

@@ -23,10 +23,19 @@ export const STATES = {
   dropped: { sign: "○", tone: "idle" },
 };
 
+export const INCIDENTS = {
+  failure: { sign: "✕", tone: "bad" },
+  stall: { sign: "!", tone: "warn" },
+  loss: { sign: "▽", tone: "idle" },
+  resize: { sign: "↕", tone: "off" },
+  restart: { sign: "↻", tone: "wait" },
+};
+
 const UNKNOWN = { sign: "?", tone: "idle" };
 const ENDED = ["succeeded", "failed", "cancelled"];
 
 export const phaseOf = (name) => PHASES[name] ?? UNKNOWN;
+export const incidentOf = (kind) => INCIDENTS[kind] ?? UNKNOWN;
 export const stateOf = (name) => STATES[name] ?? UNKNOWN;
 export const isEnded = (phase) => ENDED.includes(phase);
 

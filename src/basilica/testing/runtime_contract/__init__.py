@@ -12,11 +12,12 @@ succeeds the first.
 from basilica.testing.runtime_contract.attempts import Attempts
 from basilica.testing.runtime_contract.commands import Commands
 from basilica.testing.runtime_contract.directories import Directories
+from basilica.testing.runtime_contract.notices import Notices
 from basilica.testing.runtime_contract.outputs import Telling
 from basilica.testing.runtime_contract.world import packed, reporting
 
 __all__ = ["RuntimeContract", "packed", "reporting"]
 
 
-class RuntimeContract(Attempts, Telling, Directories, Commands):
+class RuntimeContract(Attempts, Telling, Notices, Directories, Commands):
     """The stories that hold for every runtime."""

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from basilica.core.actions import Launch, Stop
 from basilica.core.errors import RuntimeUnavailable
 from basilica.core.mesh import Announcement, Gate
+from basilica.core.notices import Notice
 from basilica.core.reports import Series, SeriesQuery
 from basilica.core.seen import Ended, SeenRank, Sight, Sighting
 from basilica.core.spec import DeploymentSpec, Exec, Shell
@@ -81,6 +82,7 @@ class World:
         self._runs: list[Run] = []
         self._opened = AsyncExitStack()
         self.lets_hosts_go = True
+        self.notice: Notice | None = None  # that ranks are told of
         self._runtime: Runtime | None = None
 
     @property
@@ -157,7 +159,8 @@ class World:
         """What a look shows. Hosts are let go as a controller does it: ranks may wait for that."""
         found: Sighting = await self.do(partial(self.runtime.observe, run))
         if self.lets_hosts_go and found.rendezvous is not None and found.mesh is not None:
-            released = Announcement(run.spec.world.target, tuple((host, Gate.READY) for host in found.mesh.hosts))
+            hosts = tuple((host, Gate.READY) for host in found.mesh.hosts)
+            released = Announcement(run.spec.world.target, hosts, notice=self.notice)
             if found.rendezvous.says != released:
                 await self.do(partial(self.runtime.announce, run, released))
         return found

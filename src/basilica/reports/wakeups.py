@@ -1,4 +1,4 @@
-"""The FIFO into which supervisors write a line when a rank has started or ended.
+"""The FIFO into which the processes of a rank, and supervisors of ranks, write a line when there is news of the rank.
 
 It is a FIFO rather than a socket: its path may be long, and it buffers a thousand lines, a datagram socket ten.
 """
@@ -22,7 +22,9 @@ FULL = 60 * 1024  # of the kernel's 64 KiB: lines may have been lost
 
 @dataclass(frozen=True, slots=True)
 class Wakeup:
-    """A line. `what`: "started", "ended", "failed" (to claim) or "short" (of resources) with a reason; "reporting"."""
+    """A line. `what`: "started", "ended", "failed" (to claim) or "short" (of resources) with a reason, by supervisors;
+    "reporting", "answer" or "agent" by processes of the rank: there is news in its report, answer or journal files.
+    """
 
     key: Key
     what: str
@@ -86,7 +88,7 @@ class Wakeups:
 
 
 def parse(line: str) -> Wakeup | None:
-    """Parse a line; return None for one that no supervisor wrote."""
+    """Parse a line; return None for one that none of ours wrote."""
     match line.split(" ", 4):
         case [instance, rank, attempt, what, *detail] if "/" not in instance and instance not in ("", ".", ".."):
             numbers = number_of(rank), number_of(attempt)
