@@ -10,7 +10,7 @@ from .story import CREATED, Story, done, messages, spec_of, up
 
 
 def exit_of(number: int, worker: int = 0, code: int = 1, at: float = CREATED + 1, **facts: object) -> SeenWorkerExit:
-    known = {"torch_rank": worker, "pid": 70 + worker, "reason": "Error" if code else "Completed", **facts}
+    known = {"round": 1, "torch_rank": worker, "pid": 70 + worker, "reason": "Error" if code else "Completed", **facts}
     return SeenWorkerExit(number=number, worker=worker, exit_code=code, at=at, **known)  # type: ignore[arg-type]
 
 

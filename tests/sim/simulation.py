@@ -263,6 +263,7 @@ class Simulation:
                 exit_code=code,
                 reason="Error" if code else "Completed",
                 at=self.now,
+                round=agent.round,
                 echo=echo and code != 0,
                 message="RuntimeError: boom" if code else "",
             )

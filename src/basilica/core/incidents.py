@@ -52,20 +52,10 @@ class Incident:
         return self.cost if self.over_at is not None else max(0, lost - self.cost)
 
 
-def opened(
-    incidents: tuple[Incident, ...],
-    kind: IncidentKind,
-    at: float,
-    what: str,
-    *,
-    lost: int,
-    steps: int,
-    seen_at: float,
-) -> tuple[Incident, ...]:
-    """Return the incidents with a new one that is open."""
+def opened(incidents: tuple[Incident, ...], new: Incident, *, lost: int, steps: int) -> tuple[Incident, ...]:
+    """Return the incidents with a new one that is open, under the next number."""
     number = incidents[-1].number + 1 if incidents else 1
-    new = Incident(number=number, kind=kind, at=at, what=what, seen_at=seen_at, cost=lost, steps_recomputed=steps)
-    return (*incidents, new)[-INCIDENTS_KEPT:]
+    return (*incidents, replace(new, number=number, cost=lost, steps_recomputed=steps))[-INCIDENTS_KEPT:]
 
 
 def closed(incidents: tuple[Incident, ...], at: float, *, lost: int, steps: int) -> tuple[Incident, ...]:

@@ -15,6 +15,7 @@ MOMENTS = frozenset(
         "done_at",
         "ended_at",
         "failing_since",
+        "fell_at",
         "finished_at",
         "first_at",
         "last_at",

@@ -57,7 +57,7 @@ class Stalled:
 class SeenWorkerExit:
     """The end of one worker of a torchrun agent that the agent did not stop itself.
 
-    `number` counts the agent's events: each exit is booked once. `torch_rank` is its rank in the round in which it
+    `number` counts the agent's events: each exit is booked once. `torch_rank` is its rank in the `round` in which it
     ended. `echo`: its error names a lost peer, so it is probably not the cause. `message` is the exception in a line.
     """
 
@@ -68,6 +68,7 @@ class SeenWorkerExit:
     exit_code: int
     reason: str
     at: float
+    round: int = 0
     signal: str | None = None
     echo: bool = False
     message: str = ""

@@ -96,6 +96,7 @@ class RankAgent:
     """The torchrun agent of a rank in the controller's book. `booked`: the number of its last booked event.
 
     Workers of the rank have the torch ranks from `first_torch_rank` on, one for each of `pids`, in a world of `world`.
+    `fell_at`: when the first worker of this round failed; None while all of them are at work.
     """
 
     pid: int
@@ -108,6 +109,7 @@ class RankAgent:
     pids: tuple[int, ...] = ()
     early: tuple[RankExit, ...] = ()  # workers of this round that have exited 0
     early_told: bool = False
+    fell_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

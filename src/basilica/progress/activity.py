@@ -116,6 +116,7 @@ def _worker_exit(event: WorkerExit, at: float) -> SeenWorkerExit:
         exit_code=exit_code,
         reason=reason,
         at=at,
+        round=event.round,
         signal=killer,
         echo=event.kind == "echo",
         message=event.message,

@@ -9,7 +9,7 @@ from basilica.cli.common import Json, seconds
 from basilica.cli.train import options as given
 from basilica.cli.train.common import Name, client, handle
 from basilica.cli.train.wait import go_on
-from basilica.core.spec import GRACE_SECONDS
+from basilica.core.spec import GRACE_SECONDS, NOTICE_SECONDS
 
 if TYPE_CHECKING:
     from basilica.client.training import DistributedTraining
@@ -109,6 +109,13 @@ def up(
         typer.Option(help="Action for a rank that has stopped reporting.", show_default="show"),
     ] = None,
     grace: Annotated[str | None, _duration("Time that a rank has to stop", f"{GRACE_SECONDS:g}s")] = None,
+    notice: Annotated[
+        str | None, _duration("Time that a planned change waits for ranks to be ready", f"{NOTICE_SECONDS:g}s")
+    ] = None,
+    notice_signal: Annotated[
+        Literal["SIGUSR1", "SIGUSR2"] | None,
+        typer.Option(help="Signal that ranks get when a planned change is announced.", show_default="none"),
+    ] = None,
     ttl: Annotated[str | None, _duration("Cancel the run after", "no limit")] = None,
     deadline: Annotated[str | None, _duration("Fail the run if it has not ended after", "no limit")] = None,
     start_deadline: Annotated[str | None, _duration("Fail the run if min ranks are not up after", "no limit")] = None,
@@ -176,6 +183,8 @@ def up(
         "max_restarts": max_restarts,
         "on_stall": on_stall,
         "grace_seconds": _seconds(grace),
+        "notice_seconds": _seconds(notice),
+        "notice_signal": notice_signal,
         "ttl_seconds": _seconds(ttl),
         "deadline_seconds": _seconds(deadline),
         "start_deadline_seconds": _seconds(start_deadline),

@@ -68,7 +68,8 @@ def book(turn: Turn, rank: RankStatus, ended: Ended) -> None:
 
 def _exit_of(turn: Turn, rank: RankStatus, ended: Ended, *, stalled: bool) -> RankExit:
     with_output = len(turn.exits) < policy.LOG_TAILS_KEPT
-    cause, echo = ("", False) if ended.exit_code == 0 or ended.stopped else workers.cause_of_exit(turn, rank)
+    by_itself = ended.exit_code != 0 and ended.signal is None and not ended.stopped
+    cause, echo = workers.cause_of_exit(turn, rank) if by_itself else ("", False)
     return RankExit(
         rank=rank.rank,
         attempt=rank.attempt,

@@ -30,7 +30,8 @@ def _take_in(turn: Turn, trouble: Trouble) -> None:
         before = [rank.segment for rank in turn.before.ranks if rank.segment is not None]
         lost = goodput.lost(goodput.totals(turn.before.ledger, before, at))
         steps = turn.before.ledger.steps_recomputed
-        known = incidents.opened(known, trouble.kind, at, trouble.what, lost=lost, steps=steps, seen_at=turn.now)
+        new = Incident(number=0, kind=trouble.kind, at=at, what=trouble.what, rank=trouble.rank, seen_at=turn.now)
+        known = incidents.opened(known, new, lost=lost, steps=steps)
         turn.status = replace(turn.status, incidents=known)
     last = known[-1]
     if trouble.exit is None or (last.kind in PLANNED and trouble.exit.echo):
@@ -73,10 +74,15 @@ def _is_over(turn: Turn) -> bool:
 
 
 def _is_at_work(rank: RankStatus, *, reports: bool, agents: bool) -> bool:
-    """Return whether the rank does what it did before. One that is yet to meet its peers, or to report, does not."""
+    """Return whether the rank does what it did before. One that is yet to meet its peers, or to report, does not.
+
+    Nor does one of whose workers some have failed: its agent is about to start them again, or to exit.
+    """
     if rank.phase is RankPhase.SUCCEEDED:
         return True
     if rank.phase is not RankPhase.RUNNING or rank.segment is None or rank.missing_since is not None:
+        return False
+    if rank.agent is not None and rank.agent.fell_at is not None:
         return False
     unknown = rank.segment.resolvable and (reports or (agents and rank.agent is None))
     return rank.segment.cause in AT_WORK and not unknown

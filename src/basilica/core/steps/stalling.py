@@ -24,10 +24,21 @@ def note(turn: Turn, rank: RankStatus, seen: Stalled | None) -> Stalled | None:
         if known is not None:
             turn.say(Reason.RANK_RESUMED, f"rank {rank.rank} reports again")
         return None
-    if known is not None and known.since == seen.since:
-        return known if known.stack or not seen.stack else _with_room(turn, seen)
+    if known is not None and seen.since < known.since + stalls.limit(known.usual_step_seconds):
+        return _same_silence(turn, known, seen)
     turn.stalls.append((rank.rank, seen))
     return _with_room(turn, seen)
+
+
+def _same_silence(turn: Turn, known: Stalled, seen: Stalled) -> Stalled:
+    """Return a stall that was told already. Processes of one rank fall silent, and report again, one after the other;
+    a rank that stalls once more has reported since the first stall was noticed.
+    """
+    if known.stack and seen.since >= known.since:
+        return known
+    if not seen.stack:
+        return known if seen.since >= known.since else replace(known, since=seen.since)
+    return _with_room(turn, replace(seen, since=min(known.since, seen.since)))
 
 
 def _with_room(turn: Turn, seen: Stalled) -> Stalled:

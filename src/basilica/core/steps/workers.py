@@ -36,6 +36,7 @@ def book_workers(turn: Turn, rank: RankStatus, seen: SeenAgent | None) -> RankSt
         pids=seen.pids,
         early=() if seen.round > known.round else known.early,
         early_told=known.early_told and seen.round == known.round,
+        fell_at=known.fell_at if seen.round == known.round else None,
     )
     held = rank.held_round if seen.round == rank.held_round else None
     rank = replace(rank, agent=agent, held_round=held)
@@ -52,6 +53,8 @@ def _book_exit(turn: Turn, rank: RankStatus, agent: RankAgent, seen: SeenWorkerE
     booked = replace(agent, booked=seen.number)
     if seen.exit_code == 0:
         return replace(rank, agent=replace(booked, early=(*booked.early, exit)[-agent.nproc :]))
+    if seen.round == booked.round and booked.fell_at is None:
+        booked = replace(booked, fell_at=exit.finished_at)
     rank = replace(rank, agent=booked)
     if rank.rank >= turn.status.world_target or turn.ended or rank.phase is RankPhase.STOPPING:
         return rank
@@ -60,7 +63,6 @@ def _book_exit(turn: Turn, rank: RankStatus, agent: RankAgent, seen: SeenWorkerE
     what = f"{exit.place} {policy.describe_exit(exit)}"
     turn.say(Reason.WORKER_FAILED, what, warning=not exit.echo)
     turn.troubles.append(Trouble(IncidentKind.FAILURE, exit.finished_at, what, rank.rank, exit))
-    rank = replace(rank, held_round=agent.round)  # its peers end with it, and all start again
     return rank if exit.echo else replace(rank, crashes=policy.count_crash(rank.crashes, exit))
 
 
@@ -110,7 +112,7 @@ def blame_early_exits(turn: Turn) -> None:
 def _blame(turn: Turn, exit: RankExit) -> None:
     rank = turn.ranks[exit.rank]
     assert rank.agent is not None
-    turn.ranks[exit.rank] = replace(rank, agent=replace(rank.agent, early=()))
+    turn.ranks[exit.rank] = replace(rank, agent=replace(rank.agent, early=(), fell_at=exit.finished_at))
     turn.status = replace(turn.status, failures=(*turn.status.failures, exit))
     what = f"{exit.place} {policy.describe_exit(exit)}"
     turn.say(Reason.WORKER_FAILED, what, warning=True)
@@ -125,10 +127,14 @@ def _announce_early(turn: Turn, exit: RankExit) -> None:
 
 
 def cause_of_exit(turn: Turn, rank: RankStatus) -> tuple[str, bool]:
-    """Return the worker's failure that made the agent of this attempt exit, in words, and whether all were echoes."""
-    mine = [
-        e for e in turn.status.failures if (e.rank, e.attempt) == (rank.rank, rank.attempt) and e.worker is not None
-    ]
+    """Return the worker's failure that made the agent of this attempt exit, in words, and whether all were echoes.
+
+    Failures of rounds before the last one did not: the agent has started its workers again.
+    """
+    fell_at = None if rank.agent is None else rank.agent.fell_at
+    this = rank.rank, rank.attempt
+    mine = [e for e in turn.status.failures if (e.rank, e.attempt) == this and e.worker is not None]
+    mine = [] if fell_at is None else [exit for exit in mine if exit.finished_at >= fell_at]
     own = [exit for exit in mine if not exit.echo]
     if not mine:
         return "", False

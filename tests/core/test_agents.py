@@ -1,0 +1,129 @@
+"""Stories of torchrun agents: whose failure an exit is, and when the incident that it made is over."""
+
+from dataclasses import replace
+
+import pytest
+
+from basilica.core.seen import SeenAgent, SeenProgress, SeenRank, SeenWorkerExit, Stalled
+
+from .story import CREATED, Story, done, messages, spec_of, up
+
+STARTED = CREATED + 1
+
+
+def agent(rank: int, round: int = 1, *exits: SeenWorkerExit, since: float = STARTED) -> SeenAgent:
+    pids = (10 * rank + 1, 10 * rank + 2)
+    return SeenAgent(
+        pid=rank + 5,
+        nproc=2,
+        round=round,
+        world=4,
+        first_torch_rank=2 * rank,
+        pids=pids,
+        exits=exits,
+        meeting_since=since,
+        executing_since=since,
+    )
+
+
+def fall(
+    number: int, at: float, *, worker: int = 0, code: int = 1, echo: bool = False, round: int = 1
+) -> SeenWorkerExit:
+    message = "ConnectionResetError: a peer left" if echo else "RuntimeError: boom"
+    return SeenWorkerExit(
+        number=number,
+        worker=worker,
+        torch_rank=worker,
+        pid=1,
+        exit_code=code,
+        reason="Error",
+        at=at,
+        round=round,
+        echo=echo,
+        message=message,
+    )
+
+
+def training(rank: int, seen: SeenAgent, first_at: float, step: int = 5) -> SeenRank:
+    progress = SeenProgress(first_at=first_at, first_step=1, at=first_at + 1, step=step, step_seconds=0.05)
+    return replace(up(rank), agent=seen, progress=progress)
+
+
+@pytest.fixture
+def story() -> Story:
+    """Two ranks with an agent each, whose workers train."""
+    story = Story(spec_of(1, 2, 2, max_restarts=3))
+    story.look()
+    story.look(*(training(n, agent(n), STARTED + 1) for n in (0, 1)), after=5)
+    assert story.status.was_ready
+    return story
+
+
+def test_an_incident_is_not_over_before_the_agent_has_started_its_workers_again(story: Story) -> None:
+    """For a moment the agent goes on as if all were well, and its rank with it."""
+    fell = fall(3, story.now)
+    story.look(training(0, agent(0, 1, fell), STARTED + 1), training(1, agent(1), STARTED + 1))
+    assert [each.is_open for each in story.status.incidents] == [True]
+    echo = fall(3, story.now, echo=True)
+    story.look(training(0, agent(0, 1, fell), STARTED + 1), training(1, agent(1, 1, echo), STARTED + 1), after=0.1)
+    assert [each.failures for each in story.status.incidents] == [2]
+    again = story.now + 1
+    ranks = (
+        training(0, agent(0, 2, fell, since=again), again + 1, step=6),
+        training(1, agent(1, 2, echo, since=again), again + 1, step=6),
+    )
+    story.look(*ranks, after=4)
+    (incident,) = story.status.incidents
+    assert (incident.is_open, incident.rank, incident.worker) == (False, 0, 0)
+
+
+def test_an_agent_that_is_killed_is_not_ended_by_a_worker_that_failed_long_before(story: Story) -> None:
+    old = fall(3, story.now, echo=True)
+    story.look(training(0, agent(0, 1, old), STARTED + 1), training(1, agent(1), STARTED + 1))
+    again = story.now + 1
+    story.look(*(training(n, agent(n, 2, since=again), again + 1, step=6) for n in (0, 1)), after=4)
+    killed = done(0, 137, signal="SIGKILL", reason="SIGKILL")
+    story.look(replace(killed, agent=agent(0, 2, old, since=again)), training(1, agent(1, 2, since=again), again + 1))
+    assert "rank 0 was ended by SIGKILL (exit code 137)" in messages(story.plan, "RankFailed")
+
+
+def test_an_agent_that_is_killed_is_not_ended_by_a_worker_that_fell_just_before(story: Story) -> None:
+    fell = fall(3, story.now, echo=True)
+    killed = replace(done(0, 137, signal="SIGKILL", reason="SIGKILL"), agent=agent(0, 1, fell))
+    story.look(killed, training(1, agent(1), STARTED + 1))
+    assert "rank 0 was ended by SIGKILL (exit code 137)" in messages(story.plan, "RankFailed")
+
+
+def test_an_agent_that_exits_names_the_worker_of_its_last_round(story: Story) -> None:
+    old, new = fall(3, story.now, code=3), fall(6, story.now + 4, worker=1, round=2)
+    story.look(training(0, agent(0, 1, old), STARTED + 1), training(1, agent(1), STARTED + 1))
+    again = story.now + 1
+    story.look(*(training(n, agent(n, 2, since=again), again + 1, step=6) for n in (0, 1)), after=3)
+    ended = replace(done(0, 1), agent=agent(0, 2, old, new, since=again))
+    story.look(ended, training(1, agent(1, 2, since=again), again + 1), after=1)
+    cause = "worker 1 of rank 0 (torch rank 1) exited with code 1 (RuntimeError: boom)"
+    assert f"rank 0 exited with code 1, since {cause}" in messages(story.plan, "RankFailed")
+
+
+def test_the_incident_of_a_stall_names_the_rank_that_fell_silent_first(story: Story) -> None:
+    silent = Stalled(since=story.now - 1, usual_step_seconds=0.1)
+    first = replace(training(1, agent(1), STARTED + 1), stalled=silent)
+    story.look(training(0, agent(0), STARTED + 1), first, after=5)
+    (incident,) = story.status.incidents
+    assert (incident.kind, incident.rank) == ("stall", 1)
+
+
+def test_processes_of_a_rank_that_stall_and_go_on_one_after_the_other_are_one_stall(story: Story) -> None:
+    def silent(*since: float) -> list[SeenRank]:
+        ranks = [training(n, agent(n), STARTED + 1) for n in (0, 1)]
+        stalls = [Stalled(since=at, usual_step_seconds=0.1, stack=f"of {at}") for at in since]
+        return [ranks[0], *(replace(ranks[1], stalled=stall) for stall in (stalls or [None]))]  # type: ignore[list-item]
+
+    at = story.now
+    for since in (at + 0.05, at, at + 0.05):
+        story.look(*silent(since), after=6 if since == at + 0.05 else 0.1)
+    story.look(*silent(), after=0.1)
+    assert story.told.count("RankStalled") == 1
+    assert [each.at for each in story.status.incidents] == [at + 0.05]
+    story.look(*silent(story.now + 1), after=8)
+    assert story.told.count("RankStalled") == 2
