@@ -1,10 +1,12 @@
 """How the account of a run looks in a terminal: the bar, the causes, incidents, planned changes, and workers."""
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -151,6 +153,18 @@ def test_nothing_that_a_server_says_of_an_account_acts_on_the_terminal() -> None
         assert "\u202e" not in text
 
 
+def test_the_page_of_the_documentation_is_what_the_command_prints() -> None:
+    text = (Path(__file__).parents[2] / "docs/how-to/goodput.md").read_text()
+    told = re.findall(r"```text\n(.*?)```", text, re.DOTALL)[0].splitlines()
+    incident = replace(OVER, number=1, failures=1, what=f"{OVER.what} (exit code 137)")
+    printed = page(account_of(incidents=(incident,), notice=None), width=200)
+    assert [line for line in told[2:] if not line.startswith("#1 ")] == [
+        line for line in printed[1:] if not line.startswith("#1 ")
+    ]
+    for cause in Cause:
+        assert f"\n| `{cause}` | " in text
+
+
 # ---- the other pages -------------------------------------------------------------------------------------------------
 
 
@@ -161,6 +175,22 @@ def test_the_page_of_a_run_has_its_goodput_the_open_incident_and_the_countdown()
     assert "resize, goes on for 5 s" in text
     assert "over after" not in text, "what is over is on the page of the account"
     assert "announced: the resize to 8 ranks in 20 s at most" in text
+
+
+@pytest.mark.parametrize(
+    ("facts", "text"),
+    [
+        ({}, "announced: the resize to 8 ranks in 20 s at most, after step 41"),
+        (
+            {"waiting_for": (0, 1, 2, 5), "step": None},
+            "announced: the resize to 8 ranks in 20 s at most; ranks 0-2 and 5 not ready yet",
+        ),
+        ({"done_at": NOW}, "announced: the resize to 8 ranks, which is under way"),
+        ({"kind": "drain", "reason": "node-1", "until": None, "step": None}, "announced: the drain (node-1)"),
+    ],
+)
+def test_a_planned_change_in_a_line(facts: dict[str, object], text: str) -> None:
+    assert show_goodput.notice_line(replace(NOTICE, **facts), NOW).plain == text  # type: ignore[arg-type]
 
 
 def test_ranks_are_shown_with_the_torch_ranks_of_their_workers() -> None:

@@ -59,7 +59,7 @@ def schema(*path: str) -> set[str]:
 def test_the_custom_resource_has_the_parts_of_an_answer() -> None:
     assert schema("world") == keys(out.World)
     assert schema("conditions") == keys(out.ConditionView) | {"observedGeneration"}
-    assert schema("notice") == keys(out.NoticeView)
+    assert schema("notice") == keys(out.NoticeView) - {"waitingFor"}
     only_in_the_api = {"logTail", "traceback", "message", "worker", "torchRank", "pid"}
     assert schema("rankExits") == keys(out.Exit) - only_in_the_api | {"error"}
 

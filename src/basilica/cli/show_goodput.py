@@ -14,6 +14,7 @@ from basilica.cli.show import BAD, DIM, HEAD, UNKNOWN, WARNING, clean, clock, co
 from basilica.client.views import Goodput, Incident, PlannedChange, RunView
 from basilica.core import accounts
 from basilica.core.notices import describe_change
+from basilica.core.policy import name_ranks
 
 # A cause is told by its sign where there are no colours. The signs of losses are letters, so that gaps stand out.
 CAUSES = {
@@ -143,11 +144,14 @@ def _steps(count: int) -> str:
 
 
 def notice_line(notice: PlannedChange, now: datetime) -> Text:
-    """Return the countdown to a planned change."""
+    """Return the countdown to a planned change, and the ranks that it waits for."""
+    what = clean(describe_change(notice.kind, notice.target, notice.reason))
+    if notice.done_at is not None:
+        return Text.assemble(("announced: ", WARNING), f"{what}, which is under way")
     left = "" if notice.until is None else f" in {accounts.duration((notice.until - now).total_seconds())} at most"
     at = "" if notice.step is None else f", after step {notice.step}"
-    what = describe_change(notice.kind, notice.target, notice.reason)
-    return Text.assemble(("announced: ", WARNING), f"{clean(what)}{left}{at}")
+    ranks = f"; {name_ranks(notice.waiting_for)} not ready yet" if notice.waiting_for else ""
+    return Text.assemble(("announced: ", WARNING), f"{what}{left}{at}{ranks}")
 
 
 def summary(view: RunView, now: datetime) -> list[RenderableType]:

@@ -257,6 +257,7 @@ def _notice() -> Json:
             "reason": _text("", 32768),
             "target": {"type": "integer", "minimum": 0, "description": "The size of the world after it."},
             "step": {"type": "integer", "minimum": 0, "description": "The last step before it."},
+            "doneAt": {**moment, "description": "When the change was made; it has yet to reach all ranks."},
         },
     )
 

@@ -111,8 +111,11 @@ def _goodput(spec: DeploymentSpec, status: DeploymentStatus, now: float) -> Json
 
 
 def _notice(notice: Notice) -> Json:
-    shown = filled(out.NoticeView, notice, since=timestamp(notice.since), until=timestamp(notice.until))
-    return _shown(shown) | ({"reason": notice.reason[:MESSAGE_MAX]} if notice.reason else {})
+    moments = {"since": notice.since, "until": notice.until, "done_at": notice.done_at}
+    times = {name: None if moment is None else timestamp(moment) for name, moment in moments.items()}
+    return _shown(filled(out.NoticeView, notice, waiting_for=[], **times), "waiting_for") | (
+        {"reason": notice.reason[:MESSAGE_MAX]} if notice.reason else {}
+    )
 
 
 def _rank_exits(status: DeploymentStatus, culprit: Culprit | None) -> Json:
