@@ -99,7 +99,10 @@ class ActivityRelay:
 
     def _read(self) -> Activity:
         key = Key(self._instance, self._rank, self._now.attempt)
-        return read_activities(self._layout, self._instance, [key], self._moment).get(key, NOTHING)
+        try:
+            return read_activities(self._layout, self._instance, [key], self._moment).get(key, NOTHING)
+        except (OSError, ValueError):  # the files are the rank's own; an attempt does not end by them
+            return self._now.activity
 
     def _moment(self, mono: float) -> float:
         """Convert a monotonic time to this process's time line, always to the same moment: else all would change."""
