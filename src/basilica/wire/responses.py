@@ -249,7 +249,7 @@ class IncidentView(Outgoing):
 class NoticeView(Outgoing):
     """A planned change that ranks were told of. It happens when they are ready, at `until` at the latest.
 
-    `waitingFor`: the ranks that are not ready yet. `doneAt`: when the change was made; ranks wait until it reaches them.
+    `waitingFor`: the ranks that are not ready yet. `doneAt`: when the change was made; ranks wait for it.
     """
 
     number: int
