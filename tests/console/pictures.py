@@ -9,6 +9,8 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from tests.console import scenes
 from tests.console.stage import DESK, PHONE, Stage, launch, looking
 
+MOMENTARY = ("planned", "loop")  # over before the other looks have their turn
+
 
 def at(stage: Stage, ago: float) -> None:
     """What happens next happens so many seconds ago: the pictures show runs of some age."""
@@ -42,11 +44,14 @@ def fill(stage: Stage) -> dict[str, str]:
         "failed": failed,
         "stalled": stalled,
         "big": big,
+        "worker": scenes.failed_worker(stage),
         "rounds": scenes.rounds(stage),
         "replicas": scenes.rounds(stage, "diloco-64", replicas=64, count=500),
         "training": scenes.training(stage, clock=lambda s: at(stage, s)),
     }
     at(stage, 0)
+    made["loop"] = scenes.torchrun(stage, crashes=5)
+    made["planned"] = scenes.planned(stage)
     for rank in range(16):
         lines = [f"step {n * 10} loss {2.8 - n * 0.03:.4f} tokens/s 41{n:03}" for n in range(60)]
         stage.do(stage.actors.write(made["training"], rank, *lines))
@@ -72,8 +77,11 @@ def take_rounds(page: Page, path: Path) -> None:
 def pages(made: dict[str, str]) -> dict[str, tuple[str, str]]:
     run = f"#/run/{made['training']}"
     return {
+        "planned": (f"#/run/{made['planned']}", ".notice"),
+        "loop": (f"#/run/{made['loop']}", ".incident-card"),
         "overview": ("#/", ".rows .run-row"),
         "run": (run, ".curve"),
+        "worker": (f"#/run/{made['worker']}", ".card.bad"),
         "failed": (f"#/run/{made['failed']}", ".card.bad"),
         "stalled": (f"#/run/{made['stalled']}", ".card.warn"),
         "big": (f"#/run/{made['big']}", ".grid [role=option]"),
@@ -97,6 +105,8 @@ def main(directory: Path) -> None:
             }.items():
                 with looking(browser, stage.login_link(), **options) as page:
                     for name, (where, ready) in pages(made).items():
+                        if name in MOMENTARY and look != "light":
+                            continue
                         page.goto(f"{stage.url}/{where}")
                         take(page, directory / f"{name}-{look}.png", ready)
                         if name == "rounds":

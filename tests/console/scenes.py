@@ -111,7 +111,7 @@ def agent_of(rank: int, *exits: SeenWorkerExit, round: int = 1, nproc: int = 4, 
 
 def worker_exit(number: int, at: float, **changes: Any) -> SeenWorkerExit:
     """Worker 1 of rank 2 fails."""
-    facts = {
+    facts: dict[str, Any] = {
         "worker": 1,
         "torch_rank": 9,
         "pid": 5211,

@@ -36,7 +36,7 @@ def test_every_second_is_in_the_bar_and_in_the_table(browser: Browser, stage: St
         expect(part).to_contain_text("6 steps recomputed.")
         expect(part.get_by_role("columnheader")).to_have_text(["Cause", "Share", "Rank time", "GPU time"])
         found = shares(page)
-        assert list(found)[0] == "training"
+        assert next(iter(found)) == "training"
         assert 99.7 < sum(found.values()) < 100.3
         bar = part.get_by_role("listbox", name="Time by cause")
         bar.locator("[data-cause=degraded]").hover()

@@ -53,12 +53,8 @@ def test_what_a_rank_leaves_behind_is_text(page: Page, stage: Stage) -> None:
 
 def test_what_a_worker_leaves_behind_is_text(page: Page, stage: Stage) -> None:
     instance = stage.deploy("hostile-worker", target=1, restarts=3)
-    exits = [
-        scenes.worker_exit(
-            n, time.time(), message=MARKUP, traceback=f"{MARKUP}\n{TRICKS}", signal=MARKUP, reason=MARKUP
-        )
-        for n in range(1, 5)
-    ]
+    last_words = {"message": MARKUP, "traceback": f"{MARKUP}\n{TRICKS}", "signal": MARKUP, "reason": MARKUP}
+    exits = [scenes.worker_exit(n, time.time(), **last_words) for n in range(1, 5)]
     stage.call(stage.actors.works, instance, 0, scenes.agent_of(0, *exits))
     page.goto(f"{stage.url}/#/run/{instance}")
     card = page.locator(".incident-card")

@@ -70,9 +70,8 @@ def test_a_run_that_fails_and_goes_on_has_a_goodput_and_an_incident(browser: Bro
             expect(part).to_contain_text(re.compile(r"\b(9|[1-9]\d+) steps recomputed"), timeout=40_000)
             expect(card).not_to_contain_text("not over yet")
             page.get_by_role("listbox", name="Ranks").get_by_role("option").nth(1).hover()
-            expect(page.locator(".rank-detail")).to_contain_text(
-                re.compile(r"Time goes totraining for .*Restarts1.*Step")
-            )
+            detail = page.locator(".rank-detail")
+            expect(detail).to_contain_text(re.compile(r"Time goes totraining for .*Restarts1.*Step"))
 
 
 def test_a_plain_run_says_that_nobody_knows(browser: Browser, tmp_path: Path) -> None:

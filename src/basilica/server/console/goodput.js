@@ -143,10 +143,13 @@ export function shareText({ least, most }) {
 }
 
 function describeLoss(it) {
-  const steps = it.stepsRecomputed > 0 ? `${plural(it.stepsRecomputed, "step")} recomputed.` : "No step was recomputed.";
+  const again = it.stepsRecomputed;
+  const steps = again > 0 ? `${plural(again, "step")} recomputed.` : "No step was recomputed.";
   if (it.all === 0) return "Nothing counted yet.";
   const lost = it.seconds.get(it.loss) ?? 0;
-  if (lost / it.all < SHOWN) return `Next to nothing was lost. ${steps}`;
+  if (lost / it.all < SHOWN) {
+    return it.most - it.least < SHOWN ? `Nothing to speak of was lost. ${steps}` : "No loss is known.";
+  }
   const each = duration((lost * it.wall) / it.all);
   return `Largest loss: ${clean(it.loss)}, ${percent(lost / it.all)} % (${each} a rank). ${steps}`;
 }

@@ -117,7 +117,8 @@ export function incidents(app, name, account, show) {
 }
 
 function makePiece(number) {
-  const piece = el("div", { role: "option", class: "incident-piece", id: `incident-${number}`, "aria-selected": "false" });
+  const id = `incident-${number}`;
+  const piece = el("div", { role: "option", class: "incident-piece", id, "aria-selected": "false" });
   return Object.assign(piece, { number });
 }
 
@@ -208,6 +209,7 @@ function incidentCard(app, name, account, show) {
         ];
         replace(facts, ...rows.flatMap(([k, dd]) => [el("dt", {}, k), dd]));
         replace(error, ...errorOf(exit));
+        error.hidden = error.childElementCount === 0;
         links.hidden = it.rank === undefined;
         setText(reveal, `Show rank ${it.rank}`);
         setText(log, `Log of rank ${it.rank}`);

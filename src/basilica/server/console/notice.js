@@ -38,7 +38,8 @@ export function noticeBanner() {
       const ranks = notice.waitingFor.length > 0 ? namedRanks(notice.waitingFor) : "its ranks";
       const step = notice.step === undefined ? "" : ` at step ${grouped(notice.step)}`;
       const made = notice.doneAt !== undefined;
-      setText(text, made ? `${what}: under way, ranks go on when it has reached them` : `${what}: waiting for ${ranks} to be ready${step}`);
+      const state = made ? "under way, ranks go on when it has reached them" : `waiting for ${ranks} to be ready${step}`;
+      setText(text, `${what}: ${state}`);
       const now = `${what} ${made}`;
       if (said !== now) announce(made ? `${what} is under way` : `planned: ${what}`);
       said = now;

@@ -32,7 +32,7 @@ export function rankGrid(app, name) {
   const log = el("a", {}, "Log"); // stays the same element: whoever has it in focus keeps it while values change
   const detail = el("div", { class: "rank-detail" }, hint, facts, log);
   const empty = el("p", { class: "dim" }, "No ranks yet.");
-  const part = section("Ranks", counts, causes, grid, empty, loops, detail);
+  const part = section("Ranks", el("div", { class: "legends" }, counts, causes), grid, empty, loops, detail);
   let ranks = [];
   let exits = new Map(); // by rank: its last, or that of the worker that failed last
   let at = null; // the index of the rank looked at
@@ -154,7 +154,7 @@ function summarize(element, ranks) {
         "span",
         { "data-tone": tone },
         el("span", { class: "sign", "aria-hidden": "true" }, sign),
-        `${count} ${clean(state)}`,
+        `${grouped(count)} ${clean(state)}`,
       );
     }),
   );
