@@ -121,7 +121,7 @@ def worker_exit(number: int, at: float, **changes: Any) -> SeenWorkerExit:
         "traceback": TRACEBACK,
         "log_tail": LAST_LINES,
     } | changes
-    return SeenWorkerExit(number=number, at=at, **facts)  # type: ignore[arg-type]
+    return SeenWorkerExit(number=number, at=at, **facts)
 
 
 def torchrun(stage: Stage, name: str = "gemma-2b", *, crashes: int = 0, restarts: int = 3, **world: Any) -> str:

@@ -105,6 +105,58 @@ def test_an_agent_that_exits_names_the_worker_of_its_last_round(story: Story) ->
     assert f"rank 0 exited with code 1, since {cause}" in messages(story.plan, "RankFailed")
 
 
+def test_a_failure_that_is_known_later_than_its_echo_is_the_culprit(story: Story) -> None:
+    """A process that exits closes its connections some time before it has ended."""
+    echo, own = fall(3, story.now, echo=True), fall(3, story.now + 0.4, worker=1, code=3)
+    story.look(training(0, agent(0, 1, echo), STARTED + 1), training(1, agent(1), STARTED + 1), after=0.1)
+    assert [(each.rank, each.exit_code) for each in story.status.incidents] == [(0, 1)]
+    story.look(training(0, agent(0, 1, echo), STARTED + 1), training(1, agent(1, 1, own), STARTED + 1), after=0.5)
+    assert [(each.rank, each.worker, each.exit_code) for each in story.status.incidents] == [(1, 1, 3)]
+
+
+def test_an_early_exit_that_is_known_later_than_its_echo_is_the_culprit(story: Story) -> None:
+    echo, own = fall(3, story.now, echo=True), fall(3, story.now + 0.4, worker=1, code=0)
+    story.look(training(0, agent(0, 1, echo), STARTED + 1), training(1, agent(1), STARTED + 1), after=0.1)
+    ranks = (training(0, agent(0, 1, echo), STARTED + 1), training(1, agent(1, 1, own), STARTED + 1))
+    for _ in range(3):
+        story.look(*ranks, after=0.5)
+    assert [(each.rank, each.worker, each.reason) for each in story.status.incidents] == [(1, 1, "ExitedEarly")]
+    assert story.told.count("WorkerFailed") == 2
+
+
+def test_a_rank_that_begins_again_starts_until_it_reports_whatever_the_others_do(story: Story) -> None:
+    other = training(1, agent(1), STARTED + 1)
+    story.look(done(0, 1), other)
+    restarted = replace(up(0, 1, since=story.now + 2), agent=None, progress=None)
+    story.look(other, after=1.5)
+    story.look(restarted, other, after=1)
+    assert story.rank(0).segment is not None
+    assert [each.is_open for each in story.status.incidents] == [True]
+    first_at = story.now + 3
+    progress = SeenProgress(first_at=first_at, first_step=4, at=first_at + 0.5, step=8, step_seconds=0.1)
+    story.look(replace(restarted, progress=progress), other, after=4)
+    (incident,) = story.status.incidents
+    assert (incident.is_open, incident.steps_recomputed) == (False, 2)
+    assert story.status.ledger.starting > 3_000_000
+
+
+def test_an_agent_whose_workers_are_done_has_finished_though_it_takes_time_to_end(story: Story) -> None:
+    ends = [fall(3 + n, story.now, worker=n, code=0) for n in (0, 1)]
+    ending = replace(agent(0, 1, *ends), meeting_since=story.now + 1, executing_since=None)
+    story.look(training(0, ending, STARTED + 1), training(1, agent(1), STARTED + 1), after=3)
+    segment = story.rank(0).segment
+    assert segment is not None
+    assert (segment.cause, segment.since) == ("finished", story.now - 3)
+
+
+def test_ranks_that_begin_together_repeat_no_steps_of_each_other() -> None:
+    story = Story(spec_of(1, 2, 2))
+    story.look()
+    story.look(training(0, agent(0), STARTED + 1), replace(up(1), agent=agent(1)), after=5)
+    story.look(training(0, agent(0), STARTED + 1), training(1, agent(1), STARTED + 3), after=1)
+    assert story.status.ledger.steps_recomputed == 0
+
+
 def test_the_incident_of_a_stall_names_the_rank_that_fell_silent_first(story: Story) -> None:
     silent = Stalled(since=story.now - 1, usual_step_seconds=0.1)
     first = replace(training(1, agent(1), STARTED + 1), stalled=silent)

@@ -95,10 +95,13 @@ def obey(given):
             time.sleep(0.02)
         note("goes on")
 
-whose = "checkpoint" if together else f"checkpoint.{PLACE}"
-first = rank == 0 or not together
-step = int(together_or_not_at_all([number_in(whose) if first else 0])[0])
+first = rank == 0
+step = int(together_or_not_at_all([number_in("checkpoint") if first or not together else 0])[0])
 reached = number_in(f"reached.{PLACE}")
+if not reached and int(os.environ["BASILICA_RANK"]) >= int(os.environ["LOCKSTEP_FIRST"]):
+    # A newcomer repeats what any other has done.
+    others = [name for name in os.listdir(folder) if name.startswith("reached.") and name.count(".") == 2]
+    reached = max(map(number_in, others), default=0)
 while True:
     given = order()
     if given and given["do"] != "hang":
@@ -113,7 +116,7 @@ while True:
         reached = step
         remember(f"reached.{PLACE}", step)
     if first and step % CHECKPOINT_STEPS == 0:
-        remember(whose, step)
+        remember("checkpoint", step)
     if stop:
         break
     time.sleep(STEP_SECONDS)
@@ -145,6 +148,7 @@ class Diaries:
     """The folder of one run of the program: its diaries, and the orders to its processes."""
 
     folder: Path
+    ranks: int = 2  # with which the run begins
     entries: list[Entry] = field(default_factory=list)
     _read: dict[str, int] = field(default_factory=dict)
 
@@ -160,7 +164,7 @@ class Diaries:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {"LOCKSTEP_FOLDER": str(self.folder), "OMP_NUM_THREADS": "1"}
+        return {"LOCKSTEP_FOLDER": str(self.folder), "LOCKSTEP_FIRST": str(self.ranks), "OMP_NUM_THREADS": "1"}
 
     def order(self, rank: int, worker: int, do: str, n: int, **more: object) -> None:
         path = self.folder / "orders" / f"{rank}.{worker}"

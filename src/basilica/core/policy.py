@@ -15,6 +15,7 @@ LOG_TAILS_KEPT = 32  # the logs themselves stay readable; a status must not grow
 UNKNOWN_EXIT_CODE = -1  # where a number is demanded and nobody knows one; the reason says `Unknown`
 LOOP_GAP_SECONDS = 60.0  # failures that follow each other more closely are a crash loop
 LOOP_LENGTH = 3
+ECHO_AHEAD = 2.0  # a process closes its connections before it has ended: its peers may fail so long before its own end
 SIMULTANEOUS = 0.05  # exits so close to each other are told apart by their evidence, not by the clock
 
 Role = Literal["culprit", "victim", "stopped"]
@@ -54,7 +55,8 @@ def find_culprit(failures: Sequence[RankExit], whole_at: float | None) -> Culpri
 
     On one node the runtime's own times are compared. Clocks of several nodes are not; there the order in which the
     controller saw the exits decides. Exits that are too close to be told apart by time are told apart by evidence:
-    a kill for memory or by a signal has a cause of its own, an error exit may be the echo of a peer's.
+    a kill for memory or by a signal has a cause of its own, an error exit may be the echo of a peer's. An exit whose
+    error names a lost peer is not the first one if a peer's own failure follows at once.
     """
     candidates = [e for e in failures if e.failed and (whole_at is None or e.seen_at >= whole_at)]
     if not candidates:
@@ -65,6 +67,9 @@ def find_culprit(failures: Sequence[RankExit], whole_at: float | None) -> Culpri
         return e.finished_at if one_clock else e.seen_at
 
     candidates.sort(key=lambda e: (moment(e), e.rank, e.worker is None))
+    own = next((e for e in candidates if not e.echo), None)
+    if own is not None and moment(own) - moment(candidates[0]) <= ECHO_AHEAD:
+        candidates = [e for e in candidates if not e.echo or moment(e) >= moment(own)]
     first = moment(candidates[0])
     close = [e for e in candidates if moment(e) - first <= SIMULTANEOUS]
     best = min(close, key=lambda e: (_echo(e), moment(e), e.rank, e.worker is None))

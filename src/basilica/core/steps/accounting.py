@@ -10,7 +10,7 @@ from dataclasses import replace
 from basilica.core import goodput
 from basilica.core.goodput import Cause, Segment
 from basilica.core.phase import RankPhase
-from basilica.core.seen import AnswerState, SeenProgress, SeenRank, Stalled
+from basilica.core.seen import AnswerState, SeenAgent, SeenProgress, SeenRank, Stalled
 from basilica.core.steps.turn import Turn
 from basilica.core.world import STALLED, RankStatus, Steps
 
@@ -19,6 +19,9 @@ UNKNOWN_STEP_SECONDS, SOON_SECONDS = 1.0, 0.2
 
 FOLLOWED = frozenset({Cause.TRAINING, Cause.RECOMPUTING, Cause.STALLED, Cause.CHANGING})
 """The causes of a reporting rank that silent ranks of the same gang share with it."""
+
+REPORTS_AGAIN_SECONDS = 30.0
+"""The time for which a rank that has reported before is expected to report again, before it follows the others."""
 
 ENDS_THE_START = frozenset({Cause.RENDEZVOUS, Cause.TRAINING, Cause.RECOMPUTING})
 """The causes that show that what came before was the start; the end of a silent program shows nothing of the kind."""
@@ -51,9 +54,13 @@ def _facts(turn: Turn, rank: RankStatus, seen: SeenRank, stalled: Stalled | None
     executing = rank.started_at if rank.started_at is not None else turn.now
     yield executing, Cause.UNATTRIBUTED
     agent = seen.agent
+    done_at = None if agent is None else _done_at(agent)
     if agent is not None and agent.meeting_since is not None:
-        yield agent.meeting_since, Cause.RENDEZVOUS
+        if done_at is None or agent.executing_since is not None:
+            yield agent.meeting_since, Cause.RENDEZVOUS
         if agent.executing_since is None:
+            if done_at is not None:
+                yield done_at, Cause.FINISHED
             return
         executing = agent.executing_since
         yield executing, Cause.UNATTRIBUTED
@@ -67,6 +74,14 @@ def _facts(turn: Turn, rank: RankStatus, seen: SeenRank, stalled: Stalled | None
         yield stalled.since, Cause.STALLED
     if seen.answer is not None and seen.answer.state is AnswerState.READY:
         yield seen.answer.at, Cause.CHANGING
+    if done_at is not None:
+        yield done_at, Cause.FINISHED
+
+
+def _done_at(agent: SeenAgent) -> float | None:
+    """Return when the last worker of the agent had exited 0: it has then only to end itself. None before that."""
+    done = {exit.worker: exit.at for exit in agent.exits if exit.round == agent.round and exit.exit_code == 0}
+    return max(done.values()) if 0 < agent.nproc <= len(done) else None
 
 
 def _enter(turn: Turn, rank: RankStatus, cause: Cause, at: float, *, resolvable: bool | None = None) -> RankStatus:
@@ -88,7 +103,7 @@ def _count_steps(turn: Turn, rank: RankStatus, seen: SeenProgress | None) -> Ran
         return rank
     steps = rank.steps
     if steps is None or not steps.is_of(seen.first_at):
-        reached = _reached(turn) if steps is None else steps.reached
+        reached = _reached(turn, rank) if steps is None else steps.reached
         repeat_to = reached if reached is not None and seen.first_step <= reached else None
         known = seen.first_step if steps is None else steps.reached
         count_repeated(turn, rank)
@@ -103,9 +118,16 @@ def _count_steps(turn: Turn, rank: RankStatus, seen: SeenProgress | None) -> Ran
     return replace(rank, steps=steps)
 
 
-def _reached(turn: Turn) -> int | None:
-    """Return the highest step of any rank: what a rank that never reported is compared with."""
-    return max((r.steps.reached for r in turn.before.ranks if r.steps is not None), default=None)
+def _reached(turn: Turn, rank: RankStatus) -> int | None:
+    """Return the highest step that any other had taken when the rank was launched: a rank that never reported is
+    compared with it. Of a process that began later, those count that were taken before it.
+    """
+    launched_at = rank.launched_at if rank.launched_at is not None else turn.now
+    found: list[int] = []
+    for steps in (other.steps for other in turn.before.ranks if other.steps is not None):
+        began_before = steps.process_at is None or steps.process_at < launched_at
+        found.append(steps.reached if began_before else max(steps.first - 1, steps.repeat_to or 0))
+    return max(found, default=None)
 
 
 def _repeated_to(turn: Turn, rank: RankStatus) -> int | None:
@@ -217,10 +239,17 @@ def _follow_the_leader(turn: Turn) -> None:
     for rank in running:
         if rank.segment is None or _reports(rank) or (agents and (rank.agent is None or rank.agent.round == 0)):
             continue
+        if _is_expected_to_report(turn, rank, rank.segment):
+            continue
         if leads is not None and rank.segment.cause in (FOLLOWED | {Cause.UNATTRIBUTED}) - {leads.cause}:
             turn.ranks[rank.rank] = _enter(turn, rank, leads.cause, leads.since)
         elif leads is None and rank.segment.cause in FOLLOWED:
             turn.ranks[rank.rank] = _enter(turn, rank, Cause.UNATTRIBUTED, turn.now, resolvable=False)
+
+
+def _is_expected_to_report(turn: Turn, rank: RankStatus, segment: Segment) -> bool:
+    """Return whether the rank has begun again and did report before: it starts until it says what it does."""
+    return segment.resolvable and rank.steps is not None and not turn.due(segment.since + REPORTS_AGAIN_SECONDS)
 
 
 def _reports(rank: RankStatus) -> bool:

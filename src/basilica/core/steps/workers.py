@@ -91,7 +91,6 @@ def _exit_of(turn: Turn, rank: RankStatus, seen: SeenWorkerExit) -> RankExit:
 
 def blame_early_exits(turn: Turn) -> None:
     """Blame a worker that exited 0 for the failures of its peers that name nothing but a lost peer."""
-    new = [trouble.exit for trouble in turn.troubles if trouble.exit is not None]
     early = [
         exit
         for rank in turn.wanted()
@@ -101,12 +100,21 @@ def blame_early_exits(turn: Turn) -> None:
     if not early:
         return
     first = min(early, key=lambda exit: exit.finished_at)
-    echoes = [exit for exit in new if exit.echo and exit.finished_at >= first.finished_at - policy.SIMULTANEOUS]
+    new = _failures_at_hand(turn)
+    echoes = [exit for exit in new if exit.echo and exit.finished_at >= first.finished_at - policy.ECHO_AHEAD]
     own = [exit for exit in new if not exit.echo and exit.worker is not None]
     if echoes and not own:
         _blame(turn, replace(first, termination_reason=EXITED_EARLY, seen_at=turn.now))
     elif turn.due(first.finished_at + ALONE_AFTER_SECONDS):
         _announce_early(turn, first)
+
+
+def _failures_at_hand(turn: Turn) -> list[RankExit]:
+    """Return the failures of this turn and those of the open incident: agents find out one after the other."""
+    last = turn.status.incidents[-1] if turn.status.incidents else None
+    known = () if last is None or not last.is_open else turn.before.failures
+    earlier = [exit for exit in known if last is not None and exit.seen_at >= last.seen_at]
+    return earlier + [trouble.exit for trouble in turn.troubles if trouble.exit is not None]
 
 
 def _blame(turn: Turn, exit: RankExit) -> None:
