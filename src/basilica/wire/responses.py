@@ -249,7 +249,8 @@ class IncidentView(Outgoing):
 class NoticeView(Outgoing):
     """A planned change that ranks were told of. It happens when they are ready, at `until` at the latest.
 
-    `waitingFor`: the ranks that are not ready yet. `doneAt`: when the change was made; ranks wait for it.
+    `waitingFor`: the ranks that are not ready yet. `doneAt`: when the change was made; ranks wait until it reaches
+    them.
     """
 
     number: int
@@ -367,10 +368,14 @@ class Why(Outgoing):
 
 
 class UsageRecord(Outgoing):
+    """The usage of one run. `trainingSeconds` and `lostSeconds` are those of its ranks; the rest is not known."""
+
     instance_name: str
     friendly_name: str
     rank_seconds: float
     gpu_seconds: float
+    training_seconds: float
+    lost_seconds: float
     created_at: str
     ended_at: str | None = None
 
