@@ -208,3 +208,19 @@ class TestCommonStep:
         assert fresh_steps(story.spec, story.status, story.now) == {0, 1, 2}
         story.spec = replace(story.spec, generation=story.status.observed_generation)
         assert fresh_steps(story.spec, story.status, story.now) == frozenset()
+
+    def test_a_rank_that_saves_for_long_has_not_missed_it(self) -> None:
+        story = shrinking()
+        seen = SeenProgress(first_at=CREATED, first_step=1, at=CREATED + 5, step=50, step_seconds=0.1)
+        story.look(*(listens(n, progress=seen) for n in range(3)))
+        stopped_at = replace(seen, step=notice_of(story).step or 0, at=CREATED + 6)
+        saving = [
+            listens(0, AnswerState.GIVEN, 1, progress=stopped_at),
+            *(ready(n, progress=stopped_at) for n in (1, 2)),
+        ]
+        story.look(*saving, after=1)
+        story.look(*saving, after=20)
+        assert notice_of(story).number == 1
+        unaware = [listens(0, AnswerState.SEEN, 1, progress=seen), *(ready(n, progress=stopped_at) for n in (1, 2))]
+        story.look(*unaware)
+        assert notice_of(story).number == 2

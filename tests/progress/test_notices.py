@@ -66,7 +66,7 @@ def test_a_notice_says_what_is_planned(here: Place, monkeypatch: pytest.MonkeyPa
     assert notice.seconds_left == 30.0
     monkeypatch.setattr("time.time", lambda: 2000.0)
     assert notice.seconds_left == 0.0
-    assert told(here) == ("seen", 7, None)
+    assert told(here) == ("given", 7, None)
     with pytest.raises(AttributeError):
         notice.kind = "drain"  # type: ignore[misc]
 
@@ -78,7 +78,7 @@ def test_it_is_given_at_its_step_and_again_until_it_is_over(here: Place) -> None
         basilica.report(step=step)
         given.append(basilica.notice())
     assert [notice is not None for notice in given] == [False, False, True, True, True, True]
-    assert told(here) == ("seen", 1, 10)  # written when it was read, and not at every step
+    assert told(here) == ("given", 1, 12)  # written when it was given, and not at every step
     here.withdraw()
     assert basilica.notice() is None
     assert told(here) == ("listening", 1, 15)
@@ -131,7 +131,7 @@ def test_more_time_is_no_other_notice(here: Place) -> None:
     assert second is not None
     assert second.kind == "preemption"
     assert 99 < second.seconds_left - first.seconds_left < 101
-    assert told(here) == ("seen", 1, 3)
+    assert told(here) == ("given", 1, 3)
 
 
 def test_a_file_that_comes_later_is_found(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,7 +326,7 @@ def test_every_answer_rings_the_bell(here: Place, monkeypatch: pytest.MonkeyPatc
         here.publish(1)
         notice = basilica.notice()
         assert notice is not None
-        assert os.read(heard, 10_000).decode() == rung
+        assert os.read(heard, 10_000).decode() == 2 * rung  # it was seen, and given
         notice.ready(timeout=0)
         assert os.read(heard, 10_000).decode() == rung
     finally:

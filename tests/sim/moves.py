@@ -119,7 +119,10 @@ def rank_reads_notices(sim: Simulation, n: int) -> None:
 def listeners_answer(sim: Simulation, n: int) -> None:
     for process in sim.processes:
         if process.answer is not None and n % 7 != process.rank:
-            sim.answer(process, (AnswerState.READY, AnswerState.READY, AnswerState.SEEN, AnswerState.LATE)[n % 4])
+            sim.answer(
+                process,
+                (AnswerState.READY, AnswerState.READY, AnswerState.SEEN, AnswerState.LATE, AnswerState.GIVEN)[n % 5],
+            )
 
 
 def platform_takes_a_rank(sim: Simulation, n: int) -> None:

@@ -19,7 +19,7 @@ from basilica.core.world import RankStatus
 AHEAD_SECONDS = 0.25  # between the publication and the common step: ranks must have read the notice by then
 AHEAD_STEPS = 2
 LOCKSTEP_SECONDS = 2.0  # ranks whose steps differ by more than they take in this time are no gang in lockstep
-MISSED_AFTER_SECONDS = 2.0  # some ranks are ready and others are not so long after: these have missed the common step
+MISSED_AFTER_SECONDS = 2.0  # some ranks have stopped and others not so long after: these have missed the common step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +32,11 @@ class Listener:
 
     def is_ready_for(self, notice: Notice) -> bool:
         return self.answer.state is AnswerState.READY and self.answer.number == notice.number
+
+    def has_stopped_for(self, notice: Notice) -> bool:
+        """Whether its program was given the notice: it takes no further step before the change."""
+        given = self.answer.state in (AnswerState.GIVEN, AnswerState.READY)
+        return given and self.answer.number == notice.number
 
 
 def common_step(listeners: Iterable[Listener], now: float) -> int | None:
@@ -73,10 +78,10 @@ def follow(notice: Notice, listeners: list[Listener], now: float) -> Notice:
 
 def look_again_at(notice: Notice, listeners: list[Listener]) -> list[float]:
     """Return when some ranks must have missed the common step that others have stopped at; empty if none may have."""
-    ready = [each.answer.at for each in listeners if each.is_ready_for(notice)]
-    if notice.step is None or not ready or len(ready) == len(listeners):
+    stopped = [each.answer.at for each in listeners if each.has_stopped_for(notice)]
+    if notice.step is None or not stopped or len(stopped) == len(listeners):
         return []
-    return [max(notice.proposed_at, *ready) + MISSED_AFTER_SECONDS]
+    return [max(notice.proposed_at, *stopped) + MISSED_AFTER_SECONDS]
 
 
 def is_due(notice: Notice, listeners: list[Listener], now: float) -> bool:

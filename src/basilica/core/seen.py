@@ -114,6 +114,7 @@ class AnswerState(StrEnum):
     LISTENING = "listening"  # its program reads notices, and has not read this one
     SEEN = "seen"  # it goes on to the common step
     LATE = "late"  # it was beyond the common step when it read the notice
+    GIVEN = "given"  # its program has the notice, and prepares for the change
     READY = "ready"
 
 

@@ -31,7 +31,7 @@ ANSWER_SUFFIX = ".notice"  # after the name of the process's report file
 WORKERS_MAX = 1 << 20
 
 Kind = Literal["scale", "restart", "cancel", "deadline", "preemption", "drain"]
-State = Literal["listening", "seen", "late", "ready"]
+State = Literal["listening", "seen", "late", "given", "ready"]
 STATES: tuple[State, ...] = get_args(State)
 
 

@@ -200,7 +200,9 @@ class _Listener:
             step = last_step()
             if step is None or step < found.step:
                 return None
-        self._given = True
+        if not self._given:
+            self._given = True
+            self._answer("given")  # it saves now, which may take long: it has not missed the step
         return self._notice
 
     # ---- answering -------------------------------------------------------------------------------------------------
