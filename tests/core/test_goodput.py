@@ -9,6 +9,7 @@ from basilica.core.accounts import goodput_of
 from basilica.core.goodput import Cause, Ledger, Segment
 from basilica.core.seen import SeenAgent, SeenProgress, SeenRank, Stalled
 from basilica.core.status import DeploymentStatus
+from basilica.core.world import Steps
 
 from .story import CREATED, Story, done, queued, spec_of, starting, up
 
@@ -98,6 +99,60 @@ def test_a_process_that_dies_before_it_has_caught_up_has_recomputed_what_it_took
     story.look(reporting(0, steps(41, 41, since=story.now, at=story.now), 2), after=1)
     assert story.rank(0).steps is not None
     assert story.rank(0).steps.repeat_to == 50  # type: ignore[union-attr]
+
+
+def test_ranks_that_begin_together_repeat_nothing_though_one_is_seen_to_report_first() -> None:
+    story = Story(spec_of(1, 3, 3))
+    story.all_up()
+    ahead = steps(1, 13, since=CREATED + 1, at=CREATED + 2.2)
+    story.look(reporting(0, ahead), up(1), up(2), after=3)
+    later = steps(1, 21, since=CREATED + 1, at=CREATED + 3)
+    beside = steps(1, 20, since=CREATED + 1.05, at=CREATED + 3)
+    before = steps(1, 21, since=CREATED + 0.9, at=CREATED + 3)
+    story.look(reporting(0, later), reporting(1, beside), reporting(2, before), after=1)
+    assert story.status.ledger.steps_recomputed == 0
+    assert [r.steps.repeat_to for r in story.status.ranks if r.steps is not None] == [None, None, None]
+    assert "recomputing" not in amounts(story)
+
+
+def test_a_rank_that_joins_later_with_an_older_checkpoint_repeats_steps_of_the_others() -> None:
+    story = Story(spec_of(1, 2, 2))
+    story.all_up()
+    story.look(reporting(0, steps(1, 101, since=CREATED + 1, at=CREATED + 11)), up(1), after=12)
+    joined = steps(41, 42, since=CREATED + 11.5, at=CREATED + 11.6)
+    story.look(reporting(0, steps(1, 101, since=CREATED + 1, at=CREATED + 11)), reporting(1, joined), after=1)
+    assert story.rank(1).steps is not None
+    assert story.rank(1).steps.repeat_to == 101  # type: ignore[union-attr]
+
+
+def test_another_worker_of_the_same_start_repeats_nothing() -> None:
+    story = Story(spec_of(1, 1, 1))
+    story.all_up()
+    second = steps(1, 13, since=CREATED + 3, at=CREATED + 4.2)
+    story.look(agent(0, meeting=CREATED + 1, executing=CREATED + 2, progress=second), after=5)
+    first = steps(1, 20, since=CREATED + 3.1, at=CREATED + 5)
+    story.look(agent(0, meeting=CREATED + 1, executing=CREATED + 2, progress=first), after=1)
+    story.look(agent(0, meeting=CREATED + 6.5, progress=second), after=1)  # both have died, and either may be shown
+    assert story.status.ledger.steps_recomputed == 0
+    again = steps(11, 26, since=CREATED + 9, at=CREATED + 10.5)
+    story.look(agent(0, meeting=CREATED + 6.5, executing=CREATED + 8, round=2, progress=again), after=4)
+    assert story.status.ledger.steps_recomputed == 20 - 11 + 1
+
+
+@pytest.mark.parametrize(
+    ("known", "moment", "reached"),
+    [
+        (Steps(reached=9), 5.0, 9),  # of an earlier attempt
+        (Steps(reached=21, process_at=10.0, first=1, step=21, at=20.0), 9.0, 0),
+        (Steps(reached=21, process_at=10.0, first=1, step=21, at=20.0), 10.4, 0),
+        (Steps(reached=21, process_at=10.0, first=1, step=21, at=20.0), 15.0, 10),
+        (Steps(reached=21, process_at=10.0, first=1, step=21, at=20.0), 21.0, 21),
+        (Steps(reached=50, process_at=10.0, first=41, step=41, at=10.0, repeat_to=50), 10.1, 50),
+        (Steps(reached=1, process_at=10.0, first=1, step=1, at=10.0), 10.05, 0),  # one report has no pace
+    ],
+)
+def test_the_step_that_had_been_reached_by_a_moment(known: Steps, moment: float, reached: int) -> None:
+    assert known.reached_before(moment) == reached
 
 
 def test_an_agent_meets_and_its_workers_start() -> None:

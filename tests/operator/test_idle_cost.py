@@ -201,7 +201,11 @@ def test_the_largest_run_in_its_worst_state_fits_into_an_object(over: bool) -> N
             segment=None if over else Segment(Cause.TRAINING, moment()),
             agent=an_agent(),
             steps=Steps(
-                reached=chance.getrandbits(20), process_at=moment(), first=chance.getrandbits(20), step=1 << 20
+                reached=chance.getrandbits(20),
+                process_at=moment(),
+                first=chance.getrandbits(20),
+                step=1 << 20,
+                at=moment(),
             ),
             crashes=CrashLoop(since=moment(), at=moment(), count=9, worker=1, error=letters(200)),
             restarts=8,

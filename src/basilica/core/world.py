@@ -127,19 +127,32 @@ class CrashLoop:
 class Steps:
     """The steps of a rank: the highest that it ever reported, and those that its present process repeats.
 
-    `process_at` identifies the process by its first report, of step `first`; its last known one is `step`. It repeats
-    steps up to `repeat_to`; None if it repeats none, or none any more.
+    `process_at` identifies the process by its first report, of step `first`; its last known one is `step`, told at
+    `at`. It repeats steps up to `repeat_to`; None if it repeats none, or none any more.
     """
 
     reached: int
     process_at: float | None = None
     first: int = 0
     step: int = 0
+    at: float = 0.0
     repeat_to: int | None = None
 
     def is_of(self, first_at: float) -> bool:
         """Return whether they are those of the process that reported first at that time, to the millisecond."""
         return self.process_at is not None and abs(self.process_at - first_at) < SAME_PROCESS_SECONDS
+
+    def reached_before(self, moment: float) -> int:
+        """Return the step that had been reached by then, at the pace of the present process; rather less than more."""
+        if self.process_at is None:
+            return self.reached
+        before = self.first - 1 if self.repeat_to is None else self.repeat_to
+        if moment <= self.process_at or self.at <= self.process_at:
+            return before
+        if moment >= self.at:
+            return self.reached
+        share = (moment - self.process_at) / (self.at - self.process_at)
+        return max(before, self.first - 1 + int((self.step - self.first) * share))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

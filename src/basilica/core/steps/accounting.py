@@ -35,7 +35,7 @@ _OF_PHASES = {
 
 def observe(turn: Turn, rank: RankStatus, seen: SeenRank, stalled: Stalled | None) -> RankStatus:
     """Book the facts of a look at a rank that runs, or ran until it ended."""
-    rank = _count_steps(turn, rank, seen.progress)
+    rank = _count_steps(turn, rank, seen)
     if rank.segment is None:
         return rank
     earlier, cause = 0.0, rank.segment.cause
@@ -97,18 +97,20 @@ def _enter(turn: Turn, rank: RankStatus, cause: Cause, at: float, *, resolvable:
 # ---- steps -----------------------------------------------------------------------------------------------------------
 
 
-def _count_steps(turn: Turn, rank: RankStatus, seen: SeenProgress | None) -> RankStatus:
+def _count_steps(turn: Turn, rank: RankStatus, look: SeenRank) -> RankStatus:
     """Book the steps that the rank has reported, and count those that were taken before."""
+    seen, steps = look.progress, rank.steps
     if seen is None:
         return rank
-    steps = rank.steps
-    if steps is None or not steps.is_of(seen.first_at):
-        reached = _reached(turn, rank) if steps is None else steps.reached
+    if steps is not None and _is_beside(steps, look):
+        steps = replace(steps, process_at=seen.first_at)
+    elif steps is None or not steps.is_of(seen.first_at):
+        reached = _reached(turn, seen.first_at) if steps is None else steps.reached
         repeat_to = reached if reached is not None and seen.first_step <= reached else None
         known = seen.first_step if steps is None else steps.reached
         count_repeated(turn, rank)
         steps = Steps(reached=known, process_at=seen.first_at, first=seen.first_step, repeat_to=repeat_to)
-    steps = replace(steps, reached=max(steps.reached, seen.step), step=seen.step)
+    steps = replace(steps, reached=max(steps.reached, seen.step), step=seen.step, at=seen.at)
     if steps.repeat_to is not None and seen.step > steps.repeat_to:
         turn.caught_up[rank.rank] = steps.repeat_to
         steps = _add_repeated(turn, steps, steps.repeat_to)
@@ -118,16 +120,21 @@ def _count_steps(turn: Turn, rank: RankStatus, seen: SeenProgress | None) -> Ran
     return replace(rank, steps=steps)
 
 
-def _reached(turn: Turn, rank: RankStatus) -> int | None:
-    """Return the highest step that any other had taken when the rank was launched: a rank that never reported is
-    compared with it. Of a process that began later, those count that were taken before it.
+def _is_beside(steps: Steps, look: SeenRank) -> bool:
+    """Return whether another worker of the same start reports in place of the known one: it repeats nothing."""
+    if look.progress is None or steps.process_at is None or steps.is_of(look.progress.first_at):
+        return False
+    executing = None if look.agent is None else look.agent.executing_since
+    return look.progress.first_at <= steps.at or (executing is not None and steps.process_at >= executing)
+
+
+def _reached(turn: Turn, moment: float) -> int | None:
+    """Return the highest step of any rank at that moment: what a rank that begins to report is compared with.
+
+    Ranks that began with it are ahead of it only in the book.
     """
-    launched_at = rank.launched_at if rank.launched_at is not None else turn.now
-    found: list[int] = []
-    for steps in (other.steps for other in turn.before.ranks if other.steps is not None):
-        began_before = steps.process_at is None or steps.process_at < launched_at
-        found.append(steps.reached if began_before else max(steps.first - 1, steps.repeat_to or 0))
-    return max(found, default=None)
+    known = (rank.steps for rank in turn.ranks.values() if rank.steps is not None)
+    return max((steps.reached_before(moment) for steps in known), default=None)
 
 
 def _repeated_to(turn: Turn, rank: RankStatus) -> int | None:

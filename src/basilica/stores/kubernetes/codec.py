@@ -260,11 +260,17 @@ def _with_few_failures(status: DeploymentStatus) -> DeploymentStatus:
     few = lighter.failures[:FAILURES_KEPT]
     return replace(
         lighter,
-        ranks=tuple(_rounded(replace(rank, crashes=None, steps=_brief_steps(rank.steps))) for rank in lighter.ranks),
+        ranks=tuple(_rounded(_barest(rank)) for rank in lighter.ranks),
         exits=tuple(_rounded(_bare(exit)) for exit in lighter.exits),
         failures=tuple(_rounded(exit if n < MESSAGES_KEPT else _bare(exit)) for n, exit in enumerate(few)),
         incidents=tuple(replace(incident, what=incident.what[:WHAT_KEPT]) for incident in lighter.incidents),
     )
+
+
+def _barest(rank: RankStatus) -> RankStatus:
+    is_due = rank.phase.may_run and rank.started_at is None  # the launch bounds a start that is yet to be seen
+    launched_at = rank.launched_at if is_due else None
+    return replace(rank, crashes=None, steps=_brief_steps(rank.steps), launched_at=launched_at)
 
 
 def _bare(exit: RankExit) -> RankExit:
@@ -275,7 +281,7 @@ def _brief_steps(steps: Steps | None) -> Steps | None:
     """Return the steps with the process of the rank told by a time that is precise enough (`core.world.Steps`)."""
     if steps is None or steps.process_at is None:
         return steps
-    return replace(steps, process_at=round(steps.process_at, 3))
+    return replace(steps, process_at=round(steps.process_at, 3), at=round(steps.at, 3))
 
 
 def _with_rounded_segments(status: DeploymentStatus) -> DeploymentStatus:
