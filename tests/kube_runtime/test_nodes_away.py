@@ -207,7 +207,9 @@ SLOWER = replace(SETTINGS, fence=FenceTimes().scaled(1 / 7.5))  # so that a sile
 
 
 async def up_on_both_nodes(plane: Plane, life: Path) -> str:
-    run = await plane.deploy(APART, (1, 2, 2), env={"LIFE": str(life)})
+    run = await plane.deploy(APART, (1, 1, 2), env={"LIFE": str(life)})
+    await plane.until_ready(run, 1)  # pods that are made at once are placed in any order
+    await plane.scale(run, 2)
     up = await plane.until_ready(run, 2)
     assert [rank.node for rank in up.status.ranks] == ["node-a", "node-b"]
     [rendezvous] = [p for p in plane.kube.objects("pods", "u-ada") if "rendezvous" in p["metadata"]["name"]]
