@@ -196,15 +196,15 @@ def test_the_incident_of_a_stall_names_the_rank_that_fell_silent_first(story: St
 
 
 def test_processes_of_a_rank_that_stall_and_go_on_one_after_the_other_are_one_stall(story: Story) -> None:
-    def silent(*since: float) -> list[SeenRank]:
+    def silent(since: float | None) -> list[SeenRank]:
+        stalled = None if since is None else Stalled(since=since, usual_step_seconds=0.1, stack=f"of {since}")
         ranks = [training(n, agent(n), STARTED + 1) for n in (0, 1)]
-        stalls = [Stalled(since=at, usual_step_seconds=0.1, stack=f"of {at}") for at in since]
-        return [ranks[0], *(replace(ranks[1], stalled=stall) for stall in stalls or [None])]
+        return [ranks[0], replace(ranks[1], stalled=stalled)]
 
     at = story.now
     for since in (at + 0.05, at, at + 0.05):
         story.look(*silent(since), after=6 if since == at + 0.05 else 0.1)
-    story.look(*silent(), after=0.1)
+    story.look(*silent(None), after=0.1)
     assert story.told.count("RankStalled") == 1
     assert [each.at for each in story.status.incidents] == [at + 0.05]
     story.look(*silent(story.now + 1), after=8)
