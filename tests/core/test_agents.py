@@ -157,6 +157,36 @@ def test_ranks_that_begin_together_repeat_no_steps_of_each_other() -> None:
     assert story.status.ledger.steps_recomputed == 0
 
 
+def test_an_early_exit_of_a_round_that_is_over_keeps_no_incident_open(story: Story) -> None:
+    """The agents had started their workers again before the look that showed the exit."""
+    at, again = story.now, story.now + 1
+    early, echo = fall(3, at, worker=1, code=0), fall(3, at, echo=True)
+    ranks = (
+        training(0, agent(0, 2, early, since=again), again + 1, step=6),
+        training(1, agent(1, 2, echo, since=again), again + 1, step=6),
+    )
+    for _ in range(3):
+        story.look(*ranks, after=4)
+    (incident,) = story.status.incidents
+    assert (incident.is_open, incident.rank, incident.worker, incident.reason) == (False, 0, 1, "ExitedEarly")
+    assert "WorkerDone" not in story.told
+
+
+def test_a_silence_that_began_before_the_look_that_showed_the_rank_at_work_is_a_stall_since_then(story: Story) -> None:
+    def silent(since: float | None) -> SeenRank:
+        stalled = None if since is None else Stalled(since=since, usual_step_seconds=0.1)
+        return replace(training(1, agent(1), STARTED + 1), stalled=stalled)
+
+    other = training(0, agent(0), STARTED + 1)
+    story.look(other, silent(story.now), after=6)
+    story.look(other, silent(None), after=1)
+    resumed = story.now
+    story.look(other, silent(resumed - 0.01), after=6)
+    segment = story.rank(1).segment
+    assert segment is not None
+    assert (segment.cause, segment.since) == ("stalled", resumed)
+
+
 def test_the_incident_of_a_stall_names_the_rank_that_fell_silent_first(story: Story) -> None:
     silent = Stalled(since=story.now - 1, usual_step_seconds=0.1)
     first = replace(training(1, agent(1), STARTED + 1), stalled=silent)
@@ -166,15 +196,15 @@ def test_the_incident_of_a_stall_names_the_rank_that_fell_silent_first(story: St
 
 
 def test_processes_of_a_rank_that_stall_and_go_on_one_after_the_other_are_one_stall(story: Story) -> None:
-    def silent(*since: float) -> list[SeenRank]:
+    def silent(since: float | None) -> list[SeenRank]:
+        stalled = None if since is None else Stalled(since=since, usual_step_seconds=0.1, stack=f"of {since}")
         ranks = [training(n, agent(n), STARTED + 1) for n in (0, 1)]
-        stalls = [Stalled(since=at, usual_step_seconds=0.1, stack=f"of {at}") for at in since]
-        return [ranks[0], *(replace(ranks[1], stalled=stall) for stall in (stalls or [None]))]  # type: ignore[list-item]
+        return [ranks[0], replace(ranks[1], stalled=stalled)]
 
     at = story.now
     for since in (at + 0.05, at, at + 0.05):
         story.look(*silent(since), after=6 if since == at + 0.05 else 0.1)
-    story.look(*silent(), after=0.1)
+    story.look(*silent(None), after=0.1)
     assert story.told.count("RankStalled") == 1
     assert [each.at for each in story.status.incidents] == [at + 0.05]
     story.look(*silent(story.now + 1), after=8)

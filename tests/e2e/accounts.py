@@ -21,10 +21,11 @@ import sys
 import threading
 import time
 import traceback
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ TORCHRUN = "torchrun --nproc-per-node=2"
 LAUNCHERS = ("python", TORCHRUN)
 STALL_LIMIT = stalls.limit(STEP_SECONDS)
 
-Account = Counter[str]
+Account = defaultdict[str, float]
 
 
 @dataclass(slots=True)
@@ -111,7 +112,7 @@ def lives_of(entries: list[Entry], rank: int, worker: int = 0) -> list[Life]:
 
 def own_account(entries: list[Entry], observed: Observed, began: float, over: float, *, agents: bool) -> Account:
     """Return the seconds of every cause by the processes' own account, of a run between these monotonic times."""
-    account: Account = Counter()
+    account: Account = defaultdict(float)
     sizes = [(began, observed.sizes[0][1]), *observed.sizes[1:]]
     for rank in range(max(size for _, size in sizes)):
         spans = of_agents(entries, observed, rank) if agents else of_program(entries, observed, rank)
@@ -224,7 +225,7 @@ def compare(server: LastingServer, folder: Path, launcher: str, seed: int) -> Co
                 continue
             rank, worker = chance.randrange(size), chance.randrange(2 if agents else 1)
             run.diaries.order(rank, worker, what, number)
-            until(lambda n=number: run.diaries.find("order", n=n), "an order that is obeyed")
+            until(partial(run.diaries.find, "order", n=number), "an order that is obeyed")
             if what == "hang":
                 time.sleep(STALL_LIMIT + chance.uniform(1.0, 3.0))
                 run.diaries.let_go_on(number)
@@ -262,7 +263,7 @@ def _compared(run: Run, observed: Observed, view: dict[str, Any], done: list[str
     began = moment(view["createdAt"]) - (time.time() - time.monotonic())
     over = began + goodput["wallSeconds"]
     own = own_account(run.diaries.refresh(), observed, began, over, agents=agents)
-    ledger: Account = Counter()
+    ledger: Account = defaultdict(float)
     for cause, seconds in goodput["seconds"].items():
         ledger[MERGED.get(cause, cause)] += seconds
     sizes = [(began, RANKS), *observed.sizes[1:], (over, 0)]

@@ -157,7 +157,8 @@ class Run:
         """Wait until all workers have trained together for a while, and no incident is open."""
 
         def at_work() -> bool:
-            at = self.diaries.all_step(since, workers, workers)
+            newest = max((entry.mono for entry in self.diaries.find("start")), default=since)
+            at = self.diaries.all_step(max(since, newest), workers, workers)
             return at is not None and time.monotonic() - at > TRAIN_SECONDS
 
         until(at_work, f"{workers} workers at work", PATIENCE)
@@ -182,6 +183,7 @@ def judge(run: Run, kind: str, rank: int, worker: int, *, n: int, slack: float =
         outcome.latency = found.at - fact.at
     if kind == "hang":
         until(lambda: all(rank.get("stalled") for rank in run.view()["distributed"]["ranks"]), "all to stall", 20)
+        time.sleep(0.5)  # each process of a rank is found out by itself
         run.diaries.let_go_on(n)
         began = time.monotonic()
     back = until(lambda: _back(run, kind, fact, began), "training after the incident", PATIENCE)
@@ -315,7 +317,7 @@ def _check_events(run: Run, after: int, expected: Expected, kind: str) -> list[s
             told += each.count
         elif each.reason in others and each.kind == "Warning":
             faults.append(f"invented: {each.message}")
-    return faults if told <= 1 else [*faults, f"told {told} times"]
+    return faults if told <= 1 else [*faults, f"told {told} times: {_said(run, after)}"]
 
 
 def _said(run: Run, after: int) -> list[str]:
@@ -351,11 +353,10 @@ def judge_end(run: Run) -> list[str]:
     return faults
 
 
-def judge_resize(run: Run, target: int) -> list[str]:
+def judge_resize(run: Run, size: int, target: int) -> list[str]:
     """Return the faults of a planned resize, which is an incident of its own kind and nobody's failure."""
-    run.settle()
+    run.settle(size * WORKERS)
     before, events, began = run.incidents(), len(run.watcher), time.monotonic()
-    size = len({e.rank for e in run.diaries.entries})
     status, answer = run.client.call("POST", f"/deployments/{run.name}/scale-distributed", {"target": target})
     assert status == 200, answer
     run.settle(target * WORKERS, began)
@@ -418,7 +419,7 @@ def hunt(
                 tell(outcome)
             faults += judge_quiet(run, 2.0)
             if chance.random() < 0.25:
-                faults += judge_resize(run, RANKS + 1) + judge_resize(run, RANKS)
+                faults += judge_resize(run, RANKS, RANKS + 1) + judge_resize(run, RANKS + 1, RANKS)
             faults += judge_end(run)
         except AssertionError as error:
             faults.append(f"run {run.name}, incident {number}: {error} {_context(run)}")

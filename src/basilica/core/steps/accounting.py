@@ -45,7 +45,8 @@ def observe(turn: Turn, rank: RankStatus, seen: SeenRank, stalled: Stalled | Non
             rank = _enter(turn, rank, cause, earlier)
     follows = cause is Cause.UNATTRIBUTED and rank.segment is not None and rank.segment.cause in FOLLOWED
     if rank.segment is not None and rank.segment.cause is not cause and not follows:
-        rank = _enter(turn, rank, cause, turn.now)  # it does again what it did before
+        # It does again what it did before; or it fell silent before the look that showed it at work.
+        rank = _enter(turn, rank, cause, earlier if cause is Cause.STALLED else turn.now)
     return rank
 
 

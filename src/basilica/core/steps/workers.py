@@ -34,7 +34,7 @@ def book_workers(turn: Turn, rank: RankStatus, seen: SeenAgent | None) -> RankSt
         world=seen.world,
         first_torch_rank=seen.first_torch_rank,
         pids=seen.pids,
-        early=() if seen.round > known.round else known.early,
+        early=tuple(exit for exit in known.early if exit.finished_at >= (seen.executing_since or 0.0)),
         early_told=known.early_told and seen.round == known.round,
         fell_at=known.fell_at if seen.round == known.round else None,
     )
@@ -120,7 +120,7 @@ def _failures_at_hand(turn: Turn) -> list[RankExit]:
 def _blame(turn: Turn, exit: RankExit) -> None:
     rank = turn.ranks[exit.rank]
     assert rank.agent is not None
-    turn.ranks[exit.rank] = replace(rank, agent=replace(rank.agent, early=(), fell_at=exit.finished_at))
+    turn.ranks[exit.rank] = replace(rank, agent=replace(rank.agent, early=()))
     turn.status = replace(turn.status, failures=(*turn.status.failures, exit))
     what = f"{exit.place} {policy.describe_exit(exit)}"
     turn.say(Reason.WORKER_FAILED, what, warning=True)
