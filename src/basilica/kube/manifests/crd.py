@@ -168,7 +168,8 @@ def _value(option: Option, spec: type[DeploymentSpec]) -> Json:
         case Number(limits):
             return _number(option.about, limits, default=fallback)
         case Choice(values):
-            return {"type": "string", "enum": list(values), "description": option.about, "default": fallback}
+            found = {"type": "string", "enum": list(values), "description": option.about}
+            return found | ({} if fallback is None else {"default": fallback})
         case Quantity():
             return _quantity(option.about)
 
