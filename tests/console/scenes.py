@@ -52,7 +52,7 @@ def training(
     stage.do(stage.world.plane.scale("ann", instance, ranks))
     stage.do(stage.world.until(instance, lambda d: d.status.ready == ranks))
     clock(2000)
-    trained(stage, instance, 220, first=200)
+    trained(stage, instance, 220, first=220)
     clock(900)
     trained(stage, instance, 420)
     stage.actors.resume[instance] = 380

@@ -149,7 +149,7 @@ class Steps:
         before = self.first - 1 if self.repeat_to is None else self.repeat_to
         if moment <= self.process_at or self.at <= self.process_at:
             return before
-        if moment >= self.at:
+        if moment > self.at:
             return self.reached
         share = (moment - self.process_at) / (self.at - self.process_at)
         return max(before, self.first - 1 + int((self.step - self.first) * share))
