@@ -120,7 +120,7 @@ def _worker_exit(event: WorkerExit, at: float) -> SeenWorkerExit:
         signal=killer,
         echo=event.kind == "echo",
         message=event.message,
-        traceback=event.traceback,
+        traceback=event.traceback.strip("\n"),
     )
 
 
