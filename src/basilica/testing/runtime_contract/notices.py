@@ -95,7 +95,7 @@ class Notices(Opens):
         await world.launch(run, 0)
         await self._is(world, run, AnswerState.LISTENING, 0)
         world.notice = notice(5)
-        seen = await self._is(world, run, AnswerState.SEEN, 5)
+        seen = await self._is(world, run, AnswerState.GIVEN, 5)
         assert seen.answer is not None
         assert abs(seen.answer.at - time.time()) < 60.0
         await world.written("told", "scale 4 True more ranks")
