@@ -86,7 +86,7 @@ async def until_written(plane: Plane, folder: Path, *names: str) -> None:
     await plane.happens(lambda: all((folder / name).exists() for name in names))
 
 
-def test_ranks_are_ready_before_a_planned_scale_adds_a_pod(kube: KubeServer, tmp_path: Path) -> None:
+def test_ranks_are_ready_before_a_planned_scale_lets_a_new_one_in(kube: KubeServer, tmp_path: Path) -> None:
     async def story() -> None:
         async with control_plane(kube) as plane:
             run = await plane.deploy(program(tmp_path), (1, 2, 4), notice_seconds=600.0)
@@ -99,10 +99,10 @@ def test_ranks_are_ready_before_a_planned_scale_adds_a_pod(kube: KubeServer, tmp
             assert found.status.notice is not None
             assert (found.status.notice.kind, found.status.notice.target) == (NoticeKind.SCALE, 3)
             assert found.status.notice.step is not None, "they report steps, so they stop at one and the same"
-            assert len(plane.pods(run)) == 2, "nothing has happened yet"
+            assert found.status.admitted == 2, "the new rank starts meanwhile, and is not let in yet"
             (tmp_path / "alone").touch()
             (tmp_path / "save").touch()
-            await plane.happens(lambda: len(plane.pods(run)) == 3)
+            await plane.until(run, lambda d: d.status.admitted is None)
             assert (tmp_path / "ready-0.0").exists()
             assert (tmp_path / "ready-1.0").exists()
             grown = await plane.until_ready(run, 3)

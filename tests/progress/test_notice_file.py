@@ -53,7 +53,7 @@ def test_everybody_may_read_it_whatever_the_umask(path: Path) -> None:
         write_notice(str(path), NOTICE)
     finally:
         os.umask(before)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_to_write_the_same_again_changes_nothing(path: Path) -> None:

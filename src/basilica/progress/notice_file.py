@@ -20,7 +20,7 @@ from basilica.progress.formats import (
 
 __all__ = ["PublishedNotice", "make_notice_file", "published", "write_notice"]
 
-FILE_MODE = 0o644  # ranks may have another user
+FILE_MODE = 0o600  # a runtime whose ranks have another user lets it read the file
 
 
 def published(notice: Notice, shift: float) -> PublishedNotice:

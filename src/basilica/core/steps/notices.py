@@ -49,14 +49,15 @@ def _waits(turn: Turn, kind: NoticeKind, until: float, reason: str, target: int 
 
 
 def listeners_of(turn: Turn) -> list[Listener]:
-    """Return the ranks that read notices and stay; not those that this turn stops anyway."""
+    """Return the ranks that read notices and stay; not those that this turn stops anyway, or that are not in yet."""
     stuck = stalling.first_due(turn)
     staying = {
         rank.rank
         for rank in turn.wanted()
         if rank.phase is RankPhase.RUNNING and not is_outdated(turn, rank) and rank is not stuck
     }
-    return [listener for number, listener in turn.listeners.items() if number in staying]
+    inside = turn.status.world_target if turn.status.admitted is None else turn.status.admitted
+    return [listener for number, listener in turn.listeners.items() if number in staying and number < inside]
 
 
 def _published(turn: Turn, kind: NoticeKind, until: float, reason: str, target: int | None) -> Notice:
@@ -119,7 +120,7 @@ def admit_newcomers(turn: Turn) -> None:
     inside, target = turn.status.admitted, turn.status.world_target
     if inside is None or turn.held:
         return
-    listeners = [each for each in listeners_of(turn) if each.rank < inside]
+    listeners = listeners_of(turn)
     if listeners and not all(_has_arrived(turn, number) for number in range(inside, target)):
         if turn.status.notice is not None and turn.status.notice.kind is NoticeKind.SCALE:
             end_notice(turn)  # training goes on until the new ranks are back

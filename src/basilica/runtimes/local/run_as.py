@@ -17,6 +17,7 @@ from basilica.runtimes.local import become
 
 PASSAGE = 0o710
 BELL = 0o620
+SHOWN = 0o640
 PERSONAL = ("XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "HF_HOME", "TORCH_HOME")  # these are the server's, not the user's
 
 
@@ -86,6 +87,12 @@ class Access:
             for name in (*directories, *files):
                 os.chown(name, self.user.uid, self.user.gid, dir_fd=place, follow_symlinks=False)
         os.chown(directory, self.user.uid, self.user.gid, follow_symlinks=False)
+
+    def show(self, path: str) -> None:
+        """Let the user read a file of the server."""
+        if self.user is not None:
+            os.chown(path, -1, self.user.gid, follow_symlinks=False)
+            os.chmod(path, SHOWN)
 
     def bell(self, path: Path) -> None:
         """Let the user write to the wake pipe."""

@@ -48,6 +48,7 @@ class Starting:
         if self.access.user is not None:  # else ranks make it themselves at their first report
             self.access.give(self.layout.reports(run.instance))
         make_notice_file(self.layout.notice(run.instance))
+        self.access.show(self.layout.notice(run.instance))
         environment = self._common(run)
         return StartRequest(
             argv=command_line(run.spec),
