@@ -105,9 +105,8 @@ def test_ranks_are_ready_before_a_planned_scale_lets_a_new_one_in(kube: KubeServ
             await plane.until(run, lambda d: d.status.admitted is None)
             assert (tmp_path / "ready-0.0").exists()
             assert (tmp_path / "ready-1.0").exists()
-            grown = await plane.until_ready(run, 3)
+            grown = await plane.until(run, lambda d: d.status.ready == 3 and d.status.notice is None)
             assert [rank.attempt for rank in grown.status.ranks] == [0, 0, 0]
-            assert grown.status.notice is None
             await until_written(plane, tmp_path, "goes-on-0.0", "goes-on-1.0")
             await plane.end(run)
             await plane.settled(run)
