@@ -160,3 +160,13 @@ def test_the_end_of_a_run_ends_its_incident() -> None:
     story.all_up()
     story.look(up(0), done(1, 1), after=10)
     assert story.status.incidents[-1].over_at == story.status.terminal_at
+
+
+def test_the_message_of_a_failed_run_names_the_worker() -> None:
+    story = Story(spec_of(2, 2, 2))
+    story.all_up()
+    killed = exit_of(3, 1, 137, signal="SIGKILL", reason="SIGKILL")
+    story.look(replace(done(0, 1), agent=agent(0, killed).agent), agent(1), after=1)
+    assert story.status.message.startswith(
+        "worker 1 of rank 0 (torch rank 1) was ended by SIGKILL (exit code 137); 1 of 2 ranks could still succeed"
+    )

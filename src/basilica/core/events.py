@@ -12,7 +12,6 @@ class Reason(StrEnum):
     RANK_FAILED = "RankFailed"
     RANK_RESTARTED = "RankRestarted"
     RANK_LOST = "RankLost"
-    RANK_LEAVING = "RankLeaving"
     RANK_STALLED = "RankStalled"
     RANK_RESUMED = "RankResumed"
     WORKER_FAILED = "WorkerFailed"

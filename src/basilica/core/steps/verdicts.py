@@ -36,7 +36,7 @@ def judge(turn: Turn) -> None:
     elif size and policy.has_failed(turn.spec.world, size, lost):
         culprit = policy.find_culprit(turn.status.failures, turn.status.whole_at)
         # Who else failed may still turn out: the evidence is told with the culprit, not frozen here.
-        cause = f"rank {culprit.exit.rank} {policy.describe_exit(culprit.exit)}; " if culprit else ""
+        cause = f"{culprit.exit.place} {policy.describe_exit(culprit.exit)}; " if culprit else ""
         left = f"{size - lost} of {size} ranks could still succeed, and {turn.spec.world.min} are needed"
         end(turn, Phase.FAILED, cause + left)
 

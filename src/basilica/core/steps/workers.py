@@ -42,7 +42,7 @@ def book_workers(turn: Turn, rank: RankStatus, seen: SeenAgent | None) -> RankSt
     rank = replace(rank, agent=agent, held_round=held)
     for exit in seen.exits:
         if exit.number > known.booked and rank.agent is not None:
-            rank = replace(_book_exit(turn, rank, rank.agent, exit), rank=rank.rank)
+            rank = _book_exit(turn, rank, rank.agent, exit)
     if again and rank.rank < turn.status.world_target and not turn.ended:
         turn.say(Reason.WORKERS_RESTARTED, f"the workers of rank {rank.rank} have been started again by its agent")
     return rank

@@ -8,7 +8,7 @@ import { incidentOf, isEnded, phaseOf } from "./words.js";
 const SIGNS = [
   [/^(RankFailed|RankLost|WorkerFailed|Failed|WorldShrunkBelowMin|BenchFailed)/, "✕", "bad"],
   [/^(RankRestarted|RestartRequested|WorkersRestarted)/, "↻", "wait"],
-  [/^(Notice|RankLeaving)/, "◷", "off"],
+  [/^Notice/, "◷", "off"],
   [/^(Scale|WorldClosed)/, "↕", "off"],
   [/^(RankStalled|DegradedMesh|BenchTimedOut|Unattended)/, "!", "warn"],
   [/^(WorldReady|WorldRecovered|MeshReady|RankResumed)/, "●", "good"],
