@@ -51,12 +51,17 @@ class Choice:
     sharded: bool
     layout: str
     planned: bool
+    before: int
     copies: Mapping[int, tuple[Copy, ...]]
 
     @property
     def tier(self) -> Tier:
         """The farthest tier that is needed."""
         return max(copies[0].tier for copies in self.copies.values())
+
+    @property
+    def has_every_rank(self) -> bool:
+        return len(self.copies) == self.world
 
     def own_file(self, rank: int) -> int:
         """Return the old rank whose file this rank starts from: its own, or else the lowest one that there is."""
@@ -98,6 +103,7 @@ def complete_steps(copies: Iterable[Copy]) -> list[Choice]:
             sharded=sharded,
             layout=headers[0].layout,
             planned=all(header.planned for header in headers),
+            before=min(header.before for header in headers),
             copies=ordered,
         )
         found.append((step, latest, line, choice))
@@ -105,10 +111,20 @@ def complete_steps(copies: Iterable[Copy]) -> list[Choice]:
 
 
 def choose(copies: Iterable[Copy], refused: Iterable[Copy] = (), step: int | None = None) -> Choice | None:
-    """Return the newest complete step that needs no refused copy; with `step`, that step or none."""
+    """Return the newest complete step that needs no refused copy; with `step`, that step or none.
+
+    A replicated step is complete without the files of some ranks, but their random generators are lost with these. The
+    snapshot just before it is preferred if it has them all: the training is then the same as without the failure.
+    """
     bad = set(refused)
     found = complete_steps(copy for copy in copies if copy not in bad)
-    return next((choice for choice in found if step is None or choice.step == step), None)
+    wanted = [choice for choice in found if step is None or choice.step == step]
+    if not wanted:
+        return None
+    newest = wanted[0]
+    if newest.has_every_rank:
+        return newest
+    return next((choice for choice in wanted if choice.has_every_rank and choice.step >= newest.before), newest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,6 +219,7 @@ class Progress:
         def header(size: int, manifest: tuple[int, int], checksum: str) -> Header:
             return Header(
                 step=self.step,
+                before=self._saved_step,
                 world=gang.world,
                 rank=gang.rank,
                 line=self._line,

@@ -40,10 +40,11 @@ class Header:
 
     `line`: the start of the gang that took it: ranks restore files of one line only, since the same step may have been
     taken twice. `keeper`: the file has the arrays that all ranks share. `sharded`: the rank has arrays that no other
-    rank has, so that every rank's file is needed. `planned`: it was taken for a planned change.
+    rank has, so that every rank's file is needed. `planned`: it was taken for a planned change. `before`: the step of the snapshot before it.
     """
 
     step: int
+    before: int
     world: int
     rank: int
     line: str

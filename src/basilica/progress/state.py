@@ -153,7 +153,8 @@ def _shared_parts(parts: Parts) -> set[str]:
     optimizers = {
         name
         for name, part in parts.items()
-        if type(part).__module__.startswith("torch.optim.")
+        if isinstance(part, torch.optim.Optimizer)
+        and type(part).__module__.startswith("torch.optim.")  # others may shard their state
         and all(id(parameter) in parameters for group in part.param_groups for parameter in group["params"])
     }
     return set(wrapped) | optimizers
