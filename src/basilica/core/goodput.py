@@ -95,14 +95,16 @@ def enter(
     """End the segment at that moment and begin one of another cause; not before the old one began."""
     at = max(at, segment.since)
     own, blocked = parts(segment, at)
-    left = segment.blocked - blocked if cause in BLOCKABLE else 0  # it was blocked after that moment
+    # It was blocked after that moment: in the next segment, or in one of those that follow at the same moment.
+    later = at == segment.since or (cause in BLOCKABLE and segment.cause in BLOCKABLE)
+    left = segment.blocked - blocked if later else 0
     return charge(ledger, segment.cause, own, blocked), Segment(cause, at, resolvable, left)
 
 
 def parts(segment: Segment, until: float) -> tuple[int, int]:
     """Return the microseconds of a segment up to then that its cause and that snapshots are charged with."""
     whole = length(segment, until)
-    blocked = min(segment.blocked, whole)
+    blocked = min(segment.blocked, whole) if segment.cause in BLOCKABLE else 0
     return whole - blocked, blocked
 
 

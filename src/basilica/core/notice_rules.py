@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from basilica.core.notices import Notice
 from basilica.core.phase import RankPhase
 from basilica.core.seen import AnswerState, SeenAnswer, SeenProgress
-from basilica.core.snapshots import is_due
+from basilica.core.snapshots import is_booking_due
 from basilica.core.spec import DeploymentSpec
 from basilica.core.status import DeploymentStatus
 from basilica.core.world import RankStatus
@@ -108,5 +108,5 @@ def fresh_steps(spec: DeploymentSpec, status: DeploymentStatus, now: float) -> f
     planned = near or spec.generation != status.observed_generation or status.notice is not None
     running = [rank for rank in status.ranks if rank.phase is RankPhase.RUNNING]
     repeating = {rank.rank for rank in running if rank.steps is not None and rank.steps.repeat_to is not None}
-    saving = {rank.rank for rank in running if rank.saving is not None and is_due(status.snapshots, now)}
+    saving = {rank.rank for rank in running if rank.saving is not None and is_booking_due(status.snapshots, now)}
     return frozenset(repeating | saving | {rank.rank for rank in running if rank.listens and planned})

@@ -76,7 +76,7 @@ def newest_steps(found: Iterable[SeenSaving]) -> tuple[SavedStep, ...]:
     return tuple(tiers.values())
 
 
-def is_due(snapshots: Snapshots | None, now: float) -> bool:
+def is_booking_due(snapshots: Snapshots | None, now: float) -> bool:
     """Return whether the ranks' notes are to be booked though nothing else has changed."""
     return snapshots is None or now >= snapshots.booked_at + BOOK_EVERY
 

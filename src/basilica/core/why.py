@@ -87,7 +87,13 @@ def _under_way(spec: DeploymentSpec, status: DeploymentStatus, now: float) -> st
         loops = _crash_loops(wanted, now)
         restoring = _restores(wanted, status, now)
         idle = up if stalled or apart or loops or restoring else up + NOTHING_TO_WAIT_FOR
-        return (f"{up}; {_name(lost)} lost, the run goes on without" if lost else idle) + apart + loops + restoring + stalled
+        return (
+            (f"{up}; {_name(lost)} lost, the run goes on without" if lost else idle)
+            + apart
+            + loops
+            + restoring
+            + stalled
+        )
     degraded = f", fewer than the minimum of {spec.world.min}" if status.phase is Phase.DEGRADED else ""
     return (
         f"{up}{degraded}; waiting for "

@@ -8,11 +8,11 @@ A process that is killed in the middle of a write spoils one slot; the other one
 slot counts. The document is
 
     {"pid": 71, "start": 9123, "worker": 0, "mono": …, "at": …, "restoring": … | null,
-     "restored": [step | null, tier, seconds, begin, end] | null, "blocked": seconds, "snapshots": 12, "every": 5 | null,
-     "saved": {"memory": [step, size, time]}, "refused": [[number, text]]}
+     "restored": [step | null, tier, seconds, begin, end] | null, "blocked": seconds, "snapshots": 12,
+     "every": 5 | null, "saved": {"memory": [step, size, time]}, "refused": [[number, text]]}
 
-with monotonic times. `mono` is when the process wrote its first note, `at` that of the write. A rank may have made
-anything of its files: what the writer here cannot have written is None.
+with monotonic times. `mono` is the time of the process's first note, `at` that of its last snapshot. A rank may have
+made anything of its files: what the writer here cannot have written is None.
 """
 
 import json

@@ -100,7 +100,8 @@ class _NoteFile:
 
     def __init__(self, path: str, bell: str | None) -> None:
         self._bell = bell
-        self._about = {**this_process(), "mono": round(time.monotonic(), 3)}
+        self._at = round(time.monotonic(), 3)  # of the last snapshot; before the first, of the first note
+        self._about = {**this_process(), "mono": self._at}
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         _make_room(path)
         name = f"{path}.{os.getpid()}{NOTE_SUFFIX}"
@@ -142,7 +143,8 @@ class _NoteFile:
             self._unwritten += seconds
             self._snapshots += 1
             self._dirty = True
-            if self._unwritten >= WRITE_EVERY or time.monotonic() >= self._due:
+            now = self._at = time.monotonic()
+            if self._unwritten >= WRITE_EVERY or now >= self._due:
                 self._write()
 
     def saved(self, step: int, tier: str, size: int) -> None:
@@ -187,7 +189,7 @@ class _NoteFile:
             now = time.monotonic()
             document = {
                 **self._about,
-                "at": round(now, 3),
+                "at": round(self._at, 3),
                 "restoring": self._restoring,
                 "restored": self._restored,
                 "blocked": round(self._blocked, 6),

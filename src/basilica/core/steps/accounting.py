@@ -147,9 +147,7 @@ def _measure_blocked(turn: Turn, rank: RankStatus, seen: SeenSaving | None) -> N
         turn.blocked[rank.rank] = Blocked(max(0, amount), total, since, seen.at, seen.process_at)
 
 
-def _book_part(
-    turn: Turn, rank: RankStatus, segment: Segment, cause: Cause, at: float
-) -> tuple[RankStatus, Segment]:
+def _book_part(turn: Turn, rank: RankStatus, segment: Segment, cause: Cause, at: float) -> tuple[RankStatus, Segment]:
     """Charge a segment that ends with its part of the blocked time: by time, where the next one may have the rest."""
     blocked = turn.blocked.get(rank.rank)
     if blocked is None:

@@ -13,9 +13,8 @@ from basilica.core.snapshots import (
     BookedRefusals,
     RankSaving,
     Snapshots,
-    is_due,
+    is_booking_due,
     newest_steps,
-    place_of,
 )
 from basilica.core.steps.accounting import book_blocked
 from basilica.core.steps.turn import Turn
@@ -36,8 +35,10 @@ def book_notes(turn: Turn, rank: RankStatus, seen: SeenSaving | None) -> RankSta
             booked[refusal.pid] = refusal.number
             turn.say(Reason.SNAPSHOT_REFUSED, f"rank {rank.rank}: {refusal.what}", warning=True)
     refused = tuple(BookedRefusals(pid, number) for pid, number in booked.items())[-PROCESSES_KEPT:]
-    return rank if rank.saving is not None and refused == known.refused else replace(
-        rank, saving=replace(known, refused=refused)
+    return (
+        rank
+        if rank.saving is not None and refused == known.refused
+        else replace(rank, saving=replace(known, refused=refused))
     )
 
 
@@ -70,7 +71,7 @@ def follow_snapshots(turn: Turn) -> None:
         return
     turn.write_ranks()
     saves = any(saving.snapshots for saving in turn.savings.values())
-    if turn.status == turn.before and not is_due(turn.before.snapshots, turn.now):
+    if turn.status == turn.before and not is_booking_due(turn.before.snapshots, turn.now):
         if saves and turn.before.snapshots is not None and not turn.ended:
             turn.wakes.append(turn.before.snapshots.booked_at + BOOK_EVERY)
         return
