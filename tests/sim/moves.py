@@ -110,6 +110,18 @@ def rank_takes_steps(sim: Simulation, n: int) -> None:
         sim.take_steps(process, n % 20, back=n % 7)
 
 
+def rank_restores(sim: Simulation, n: int) -> None:
+    process = sim.nth(n // 3, [p for p in sim.processes if p.running])
+    if process:
+        sim.restore(process, refuses=n % 3 == 0)
+
+
+def snapshots_block(sim: Simulation, n: int) -> None:
+    process = sim.nth(n // 5, [p for p in sim.processes if p.progress is not None])
+    if process:
+        sim.snapshot(process, (0.0, 0.001, 0.3, 2.0, 1e6)[n % 5])
+
+
 def rank_reads_notices(sim: Simulation, n: int) -> None:
     process = sim.nth(n, [p for p in sim.processes if p.running])
     if process:
@@ -236,6 +248,8 @@ WEIGHTS: dict[Move, int] = {
     workers_start: 6,
     worker_exits: 5,
     rank_takes_steps: 10,
+    rank_restores: 5,
+    snapshots_block: 8,
     rank_reads_notices: 5,
     listeners_answer: 6,
     platform_takes_a_rank: 1,

@@ -31,6 +31,10 @@ from basilica.core.seen import (
     SeenBench,
     SeenProgress,
     SeenRank,
+    SeenRefusal,
+    SeenRestore,
+    SeenSaved,
+    SeenSaving,
     SeenWorkerExit,
     Sight,
     Sighting,
@@ -64,6 +68,7 @@ class Process:
     agent: SeenAgent | None = None
     progress: SeenProgress | None = None
     answer: SeenAnswer | None = None
+    saving: SeenSaving | None = None
     leaving: Leaving | None = None
     shown: bool = True
     clear: bool = True
@@ -101,6 +106,7 @@ class Process:
             agent=self.agent,
             progress=self.progress,
             answer=self.answer if self.alive else None,
+            saving=self.saving,
             leaving=self.leaving if self.alive else None,
         )
 
@@ -239,7 +245,7 @@ class Simulation:
         if process.running:
             known = process.agent or SeenAgent(pid=process.attempt + 1, nproc=2)
             process.agent = replace(known, meeting_since=self.now, executing_since=None)
-            process.progress = None
+            process.progress = process.saving = None
             self.restless = True
 
     def begin_round(self, process: Process) -> None:
@@ -281,6 +287,37 @@ class Simulation:
         process.progress = replace(process.progress, at=self.now, step=step, step_seconds=0.1)
         self.reached = max(self.reached, step)
         self.restless = True
+
+    def restore(self, process: Process, *, refuses: bool) -> None:
+        """The rank's program begins to restore its state, or ends with that; perhaps it refuses a copy."""
+        if not process.running or (process.agent is not None and process.agent.executing_since is None):
+            return
+        known = process.saving or SeenSaving(process_at=self.now, at=self.now)
+        if known.restoring_since is None:
+            process.saving = replace(known, restoring_since=self.now)
+        else:
+            began = known.restoring_since
+            over = SeenRestore(
+                step=self.reached or None, tier="disk", seconds=1.0, began_at=began, at=max(began, self.now)
+            )
+            process.saving = replace(known, restoring_since=None, restored=over)
+        if refuses:
+            number = len(known.refusals) + 1
+            refusal = SeenRefusal(pid=process.attempt + 1, number=number, what=f"copy {number} is corrupt")
+            process.saving = replace(process.saving, refusals=(*known.refusals, refusal))
+        self.restless = True
+
+    def snapshot(self, process: Process, seconds: float) -> None:
+        """Snapshots have blocked the rank; a rank may claim any time for that."""
+        if process.running and process.progress is not None:
+            known = process.saving or SeenSaving(process_at=self.now, at=self.now)
+            process.saving = replace(
+                known,
+                at=max(known.at, self.now),
+                blocked_seconds=known.blocked_seconds + seconds,
+                snapshots=known.snapshots + 1,
+                saved=(SeenSaved(tier="memory", step=process.progress.step, size=7, at=self.now),),
+            )
 
     def answer(self, process: Process, state: AnswerState) -> None:
         if process.running:

@@ -17,6 +17,8 @@ class Reason(StrEnum):
     WORKER_FAILED = "WorkerFailed"
     WORKER_DONE = "WorkerDone"
     WORKERS_RESTARTED = "WorkersRestarted"
+    RESTORED = "Restored"
+    SNAPSHOT_REFUSED = "SnapshotRefused"
     NOTICE_PUBLISHED = "NoticePublished"
     NOTICE_OVER = "NoticeOver"
     SCALE_REQUESTED = "ScaleRequested"

@@ -7,7 +7,9 @@ Segments follow each other without a gap, and lengths are whole microseconds, so
     closed segments + open segments  =  wall time x target, exactly.
 
 A cause is booked on evidence only. A program that runs and has not reported a step is `UNATTRIBUTED`; its first report
-turns the open segment since its start into `STARTING`. No closed segment is ever changed.
+turns the open segment since its start into `STARTING`. No closed segment is ever changed. The time for which snapshots
+blocked a rank is known as an amount, not as moments: it is a part of the segment that it was seen in, and charged as
+`SNAPSHOTTING` in its place.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,7 +23,7 @@ class Cause(StrEnum):
     QUEUED = "queued"  # waits for room, or to be launched
     STARTING = "starting"  # image, process, imports: until the rendezvous or the first step
     RENDEZVOUS = "rendezvous"  # waits for the other agents
-    RESTORING = "restoring"
+    RESTORING = "restoring"  # reads its state from a snapshot
     RECOMPUTING = "recomputing"  # takes steps that were taken before
     SNAPSHOTTING = "snapshotting"  # blocked by a snapshot
     STALLED = "stalled"
@@ -33,6 +35,8 @@ class Cause(StrEnum):
 
 
 AT_WORK = frozenset({Cause.FINISHED, Cause.TRAINING, Cause.UNATTRIBUTED})
+BLOCKABLE = frozenset({Cause.TRAINING, Cause.RECOMPUTING, Cause.STALLED, Cause.UNATTRIBUTED})
+"""The causes of segments of which snapshots may have blocked a part."""
 LOSSES = tuple(cause for cause in Cause if cause not in AT_WORK)
 
 
@@ -65,11 +69,15 @@ assert {field.name for field in fields(Ledger)} == {*Cause, "steps_recomputed"}
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The open segment of a place. `resolvable`: it began with a program of which no step is known yet."""
+    """The open segment of a place. `resolvable`: it began with a program of which no step is known yet.
+
+    `blocked`: microseconds of it that are charged to snapshots.
+    """
 
     cause: Cause
     since: float
     resolvable: bool = False
+    blocked: int = 0
 
 
 def microseconds(moment: float) -> int:
@@ -86,7 +94,28 @@ def enter(
 ) -> tuple[Ledger, Segment]:
     """End the segment at that moment and begin one of another cause; not before the old one began."""
     at = max(at, segment.since)
-    return ledger.add(segment.cause, length(segment, at)), Segment(cause, at, resolvable)
+    own, blocked = parts(segment, at)
+    # It was blocked after that moment: in the next segment, or in one of those that follow at the same moment.
+    later = at == segment.since or (cause in BLOCKABLE and segment.cause in BLOCKABLE)
+    left = segment.blocked - blocked if later else 0
+    return charge(ledger, segment.cause, own, blocked), Segment(cause, at, resolvable, left)
+
+
+def parts(segment: Segment, until: float) -> tuple[int, int]:
+    """Return the microseconds of a segment up to then that its cause and that snapshots are charged with."""
+    whole = length(segment, until)
+    blocked = min(segment.blocked, whole) if segment.cause in BLOCKABLE else 0
+    return whole - blocked, blocked
+
+
+def charge(ledger: Ledger, cause: Cause, own: int, blocked: int) -> Ledger:
+    ledger = ledger.add(cause, own)
+    return ledger.add(Cause.SNAPSHOTTING, blocked) if blocked else ledger
+
+
+def block(segment: Segment, amount: int, until: float) -> Segment:
+    """Charge a part of an open segment to snapshots; never more than the segment has by then."""
+    return replace(segment, blocked=max(segment.blocked, min(segment.blocked + amount, length(segment, until))))
 
 
 def resolve(segment: Segment, cause: Cause) -> Segment:
@@ -98,7 +127,9 @@ def totals(ledger: Ledger, open_segments: Iterable[Segment], until: float) -> di
     """Return the microseconds of every cause, open segments counted up to then."""
     found = {cause: int(getattr(ledger, cause.value)) for cause in Cause}
     for segment in open_segments:
-        found[segment.cause] += length(segment, until)
+        own, blocked = parts(segment, until)
+        found[segment.cause] += own
+        found[Cause.SNAPSHOTTING] += blocked
     return found
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from basilica.core.notices import Notice
 from basilica.core.phase import RankPhase
 from basilica.core.seen import AnswerState, SeenAnswer, SeenProgress
+from basilica.core.snapshots import is_booking_due
 from basilica.core.spec import DeploymentSpec
 from basilica.core.status import DeploymentStatus
 from basilica.core.world import RankStatus
@@ -99,11 +100,13 @@ def unready_ranks(notice: Notice, status: DeploymentStatus) -> list[RankStatus]:
 def fresh_steps(spec: DeploymentSpec, status: DeploymentStatus, now: float) -> frozenset[int]:
     """Return the ranks whose steps the next look has to read anew; of the others those that were last read will do.
 
-    These are ranks that repeat steps, and, while a change is planned, those that read notices.
+    These are ranks that repeat steps, those that save, if that is to be booked, and, while a change is planned, those
+    that read notices.
     """
     limits = [limit for limit in (spec.ttl_seconds, spec.deadline_seconds) if limit]
     near = any(now >= status.created_at + limit - spec.notice_seconds for limit in limits)
     planned = near or spec.generation != status.observed_generation or status.notice is not None
     running = [rank for rank in status.ranks if rank.phase is RankPhase.RUNNING]
     repeating = {rank.rank for rank in running if rank.steps is not None and rank.steps.repeat_to is not None}
-    return frozenset(repeating | {rank.rank for rank in running if rank.listens and planned})
+    saving = {rank.rank for rank in running if rank.saving is not None and is_booking_due(status.snapshots, now)}
+    return frozenset(repeating | saving | {rank.rank for rank in running if rank.listens and planned})

@@ -4,7 +4,7 @@ Total and deterministic. A settled run, or one of which nothing changed, gets it
 turning the controller once more is always safe. The order of a turn:
 
     take in what was seen  →  obey the spec  →  judge  →  deadlines  →  launch and stop  →  phase, gate, bench
-                           →  ledger, incidents, metering
+                           →  ledger, snapshots, incidents, metering
 """
 
 from dataclasses import replace
@@ -24,6 +24,7 @@ from basilica.core.steps.naming import name_the_phase, sample_the_world
 from basilica.core.steps.notices import admit_newcomers, heed_leaving_ranks, release_ranks
 from basilica.core.steps.shaping import RELAUNCH_DELAY, shape_the_world, watch_the_stopping
 from basilica.core.steps.sightings import take_in
+from basilica.core.steps.snapshots import announce_restores, follow_snapshots
 from basilica.core.steps.spec_changes import obey_spec
 from basilica.core.steps.turn import Turn
 from basilica.core.steps.verdicts import announce_deadlines, judge, keep_deadlines, notice_readiness
@@ -55,6 +56,8 @@ def reconcile(spec: DeploymentSpec, status: DeploymentStatus, seen: Sighting, no
     watch_the_stopping(turn)
     follow_the_bench(turn)
     account(turn)
+    announce_restores(turn)
+    follow_snapshots(turn)
     follow_incidents(turn)
     return _plan(turn)
 

@@ -132,6 +132,55 @@ class SeenAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SeenRestore:
+    """A restore that is over. `step` None: there was nothing to restore, a fresh start."""
+
+    step: int | None
+    tier: str
+    seconds: float
+    began_at: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenSaved:
+    """The newest snapshot of a process in one tier."""
+
+    tier: str
+    step: int
+    size: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenRefusal:
+    """A corrupt copy that a process refused; `number` counts those of the process from 1."""
+
+    pid: int
+    number: int
+    what: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenSaving:
+    """The notes of the rank's present process about its progress; `refusals` are those of all its processes.
+
+    `process_at` is the moment of its first note, `at` that of its last snapshot. `restoring_since`: it restores its
+    state. `blocked_seconds`: snapshots have blocked its training for so long, since it began.
+    """
+
+    process_at: float
+    at: float
+    restoring_since: float | None = None
+    restored: SeenRestore | None = None
+    blocked_seconds: float = 0.0
+    snapshots: int = 0
+    every: int | None = None
+    saved: tuple[SeenSaved, ...] = ()
+    refusals: tuple[SeenRefusal, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving:
     """The platform will take the rank's place away: its node is preempted or drained. `until`: not later than then."""
 
@@ -145,7 +194,7 @@ class SeenRank:
     """One attempt of one rank, as one look showed it. `silent_since`: its agent has not been heard from since then.
 
     `agent` is None for a program that is no torchrun agent, `progress` for one that has reported no step, `answer`
-    for one that reads no notices.
+    for one that reads no notices, `saving` for one that neither restores nor saves through us.
     """
 
     rank: int
@@ -164,6 +213,7 @@ class SeenRank:
     agent: SeenAgent | None = None
     progress: SeenProgress | None = None
     answer: SeenAnswer | None = None
+    saving: SeenSaving | None = None
     leaving: Leaving | None = None
 
 

@@ -9,6 +9,7 @@ from basilica.core.mesh import MeshStatus
 from basilica.core.notices import Notice
 from basilica.core.phase import BenchPhase, Phase, RankPhase
 from basilica.core.seen import BenchResult
+from basilica.core.snapshots import Snapshots
 from basilica.core.world import RankExit, RankStatus, WorldSize, WorldStatus
 
 HISTORY_MAX = 50
@@ -116,6 +117,7 @@ class DeploymentStatus:
     incidents: tuple[Incident, ...] = ()
     notice: Notice | None = None
     notices: int = 0  # how many there were
+    snapshots: Snapshots | None = None  # None while no rank has saved anything
 
     @property
     def latest(self) -> float:

@@ -6,9 +6,11 @@ from typing import Literal
 
 from basilica.core import accounts, policy, stalls
 from basilica.core.damage import Trouble
+from basilica.core.goodput import Cause
 from basilica.core.notice_rules import unready_ranks
 from basilica.core.notices import Notice
 from basilica.core.phase import Phase, RankPhase
+from basilica.core.snapshots import place_of
 from basilica.core.spec import DeploymentSpec, Wanted
 from basilica.core.status import DeploymentStatus, FailingTurns
 from basilica.core.world import STALLED, RankStatus
@@ -83,11 +85,23 @@ def _under_way(spec: DeploymentSpec, status: DeploymentStatus, now: float) -> st
         lost = [r for r in wanted if r.phase is RankPhase.LOST]
         stalled = _stalls(wanted, now)
         loops = _crash_loops(wanted, now)
-        idle = up if stalled or apart or loops else up + NOTHING_TO_WAIT_FOR
-        return (f"{up}; {_name(lost)} lost, the run goes on without" if lost else idle) + apart + loops + stalled
+        restoring = _restores(wanted, status, now)
+        idle = up if stalled or apart or loops or restoring else up + NOTHING_TO_WAIT_FOR
+        return (
+            (f"{up}; {_name(lost)} lost, the run goes on without" if lost else idle)
+            + apart
+            + loops
+            + restoring
+            + stalled
+        )
     degraded = f", fewer than the minimum of {spec.world.min}" if status.phase is Phase.DEGRADED else ""
     return (
-        f"{up}{degraded}; waiting for " + "; ".join(reasons) + apart + _crash_loops(wanted, now) + _stalls(wanted, now)
+        f"{up}{degraded}; waiting for "
+        + "; ".join(reasons)
+        + apart
+        + _crash_loops(wanted, now)
+        + _restores(wanted, status, now)
+        + _stalls(wanted, now)
     )
 
 
@@ -162,6 +176,19 @@ def _silences(wanted: list[RankStatus], now: float) -> list[str]:
 def _stalls(wanted: list[RankStatus], now: float) -> str:
     found = [(r.rank, r.stalled) for r in wanted if r.stalled is not None and r.phase is RankPhase.RUNNING]
     return f"; {stalls.describe(found, now)}" if found else ""
+
+
+def _restores(wanted: list[RankStatus], status: DeploymentStatus, now: float) -> str:
+    """Name the ranks that restore their state, for how long, and the newest step that is known to be saved."""
+    found = {r.rank: r.segment for r in wanted if r.segment is not None and r.segment.cause is Cause.RESTORING}
+    if not found:
+        return ""
+    seconds = max(0.0, now - min(segment.since for segment in found.values()))
+    saved = status.snapshots.saved if status.snapshots is not None else ()
+    newest = max(saved, key=lambda each: each.step, default=None)
+    known = "" if newest is None else f" (last known to be saved: step {newest.step} {place_of(newest.tier)})"
+    verb = "is" if len(found) == 1 else "are"
+    return f"; {policy.name_ranks(found)} {verb} restoring, for {accounts.duration(seconds)} so far{known}"
 
 
 def _ended(spec: DeploymentSpec, status: DeploymentStatus) -> str:

@@ -6,6 +6,7 @@ from basilica.core.errors import WorldSizeOutOfBounds
 from basilica.core.goodput import Segment
 from basilica.core.phase import RankPhase
 from basilica.core.seen import Stalled
+from basilica.core.snapshots import RankSaving
 
 WORLD_LIMIT = 100_000
 ERROR_MAX = 200
@@ -190,6 +191,7 @@ class RankStatus:
     listens: bool = False  # its program reads notices
     ready_for: int = 0  # the number of the notice that it is ready for
     held_round: int | None = None  # the round of its workers that a change of the world is about to end
+    saving: RankSaving | None = None
 
     def next_attempt(self, *, restarts: int, restart_at: float | None) -> "RankStatus":
         """The same rank before its next start; nothing of this attempt is kept but where it ran and what it reached."""
@@ -202,6 +204,7 @@ class RankStatus:
             segment=self.segment,
             steps=None if self.steps is None else Steps(reached=self.steps.reached),
             crashes=self.crashes,
+            saving=None if self.saving is None else self.saving.next_attempt(),
         )
 
 

@@ -1,4 +1,4 @@
-"""The activity of a rank's program, by the files that its processes write: its agent's journal, steps, and answers.
+"""The activity of a rank's program, by the files that its processes write: its agent's journal, steps, answers, notes.
 
 The facts that the controller decides on are distilled here for every runtime. On one machine the server reads the
 files, in a pod the rank's agent does and publishes the result. They are the rank's own and may contain anything.
@@ -10,21 +10,34 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from basilica.core.ends import COMPLETED, exit_code_of, killer_of, reason_of
-from basilica.core.seen import AnswerState, SeenAgent, SeenAnswer, SeenProgress, SeenWorkerExit
+from basilica.core.seen import (
+    AnswerState,
+    SeenAgent,
+    SeenAnswer,
+    SeenProgress,
+    SeenRefusal,
+    SeenRestore,
+    SeenSaved,
+    SeenSaving,
+    SeenWorkerExit,
+)
 from basilica.machine import files as door
 from basilica.machine.layout import Key, Layout
 from basilica.machine.processes import lives
 from basilica.progress.answers import read_answer_of
+from basilica.progress.note_file import NOTE_FILE_BYTES, NOTE_SUFFIX, Note, parse_notes
 from basilica.reports.agents import Journal, Meeting, RoundStarted, Stopped, WorkerExit, journal_file, read_journal
 from basilica.reports.files import LastReport, read_last, report_file
 
 EXITS_SHOWN = 32
+REFUSALS_SHOWN = 16
+READ_TRIES = 5
 FILES_READ = 128  # of an attempt: more are not our writer's
 
 Moment = Callable[[float], float]
 """Converts a monotonic time of this machine to the time line of the controller."""
 
-_NAME = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})\.([0-9]{1,9})(\.agent|\.notice)?")
+_NAME = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})\.([0-9]{1,9})(\.agent|\.notice|\.progress)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +47,7 @@ class Activity:
     agent: SeenAgent | None = None
     progress: SeenProgress | None = None
     answer: SeenAnswer | None = None
+    saving: SeenSaving | None = None
 
 
 NOTHING = Activity()
@@ -61,6 +75,7 @@ def _read(layout: Layout, key: Key, pids: dict[str, list[int]], moment: Moment) 
         agent=seen_agent(newest_journal(each for each in journals if each is not None), moment),
         progress=seen_progress([(pid, each) for pid, each in reports if each is not None], moment),
         answer=seen_answer(layout, key, moment) if ".notice" in pids else None,
+        saving=seen_saving(_notes(layout, key, pids.get(NOTE_SUFFIX, [])[:FILES_READ]), moment),
     )
 
 
@@ -151,3 +166,61 @@ def seen_answer(layout: Layout, key: Key, moment: Moment) -> SeenAnswer | None:
         return None
     state, at = AnswerState(answer.state), moment(answer.mono)
     return SeenAnswer(state=state, number=answer.number, step=answer.step, at=at)
+
+
+# ---- notes -----------------------------------------------------------------------------------------------------------
+
+
+def _notes(layout: Layout, key: Key, pids: list[int]) -> list[Note]:
+    found = ((pid, _note(f"{layout.report(key)}.{pid}{NOTE_SUFFIX}")) for pid in pids)
+    return [note for pid, note in found if note is not None and note.pid == pid]
+
+
+def _note(path: str) -> Note | None:
+    """Read a note file. Of its two slots at least one is whole at any time, but both may change during the read."""
+    try:
+        with door.opened(path) as fd:
+            for _ in range(READ_TRIES):
+                note = parse_notes(door.read_at(fd, 0, NOTE_FILE_BYTES + 1))
+                if note is not None:
+                    return note
+    except OSError:
+        pass
+    return None
+
+
+def seen_saving(notes: list[Note], moment: Moment) -> SeenSaving | None:
+    """Return the notes of the rank's present process, chosen as `seen_progress` does; refusals are those of all."""
+    if not notes:
+        return None
+    living = [note for note in notes if lives(note.pid, note.start)]
+    newest = max(notes, key=lambda note: (note.at, note.mono))
+    note = min(living, key=lambda each: (each.worker, -each.mono)) if living else newest
+    restored = note.restored
+    refusals = [
+        SeenRefusal(pid=each.pid, number=number, what=what)
+        for each in sorted(notes, key=lambda each: each.mono)
+        for number, what in each.refused
+    ]
+    return SeenSaving(
+        process_at=moment(note.mono),
+        at=moment(note.at),
+        restoring_since=None if note.restoring is None else moment(note.restoring),
+        restored=None
+        if restored is None
+        else SeenRestore(
+            step=restored.step,
+            tier=restored.tier,
+            seconds=restored.seconds,
+            began_at=moment(restored.begin),
+            at=moment(restored.end),
+        ),
+        blocked_seconds=note.blocked,
+        snapshots=note.snapshots,
+        every=note.every,
+        saved=tuple(
+            SeenSaved(tier=tier, step=saved.step, size=saved.size, at=moment(saved.at))
+            for tier, saved in sorted(note.saved.items())
+        ),
+        refusals=tuple(refusals[-REFUSALS_SHOWN:]),
+    )

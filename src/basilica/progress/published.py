@@ -1,6 +1,7 @@
 """The activity of a rank in the run's keyspace: the value of `/basilica/activity/<rank>`, which its agent writes. Pure.
 
-    {"attempt": 1, "agent": {…} | null, "progress": {…} | null, "answer": {…} | null, "leaving": {…} | null}
+    {"attempt": 1, "agent": {…} | null, "progress": {…} | null, "answer": {…} | null, "saving": {…} | null,
+     "leaving": {…} | null}
 
 The parts have the fields of `core.seen`. A rank can write to the keyspace of its run too, so a value may contain
 anything: a part that the agent cannot have written is None, and a value that is too long or names no attempt is none.
@@ -12,8 +13,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
-from basilica.core.seen import AnswerState, Leaving, SeenAgent, SeenAnswer, SeenProgress, SeenWorkerExit
-from basilica.progress.activity import EXITS_SHOWN, NOTHING, Activity
+from basilica.core.seen import (
+    AnswerState,
+    Leaving,
+    SeenAgent,
+    SeenAnswer,
+    SeenProgress,
+    SeenRefusal,
+    SeenRestore,
+    SeenSaved,
+    SeenSaving,
+    SeenWorkerExit,
+)
+from basilica.progress.activity import EXITS_SHOWN, NOTHING, REFUSALS_SHOWN, Activity
+from basilica.progress.note_file import REFUSAL_CHARS, SIZE_MAX, TIER_CHARS, TIERS_MAX
 from basilica.rendezvous.names import ACTIVITY
 from basilica.reports.points import STEP_MAX, TIME_MAX
 
@@ -37,15 +50,16 @@ class PublishedActivity:
     leaving: Leaving | None = None
 
     def is_same_but_for_steps(self, other: "PublishedActivity | None") -> bool:
-        """Whether the two differ at most in the steps of a process that had reported steps before."""
+        """Whether the two differ at most in steps and snapshots of a process that had reported steps before."""
         return other is not None and self._without_steps() == other._without_steps()
 
     def _without_steps(self) -> "PublishedActivity":
-        progress = self.activity.progress
-        if progress is None:
-            return self
-        begun = replace(progress, at=0.0, step=0, step_seconds=None)
-        return replace(self, activity=replace(self.activity, progress=begun))
+        progress, saving = self.activity.progress, self.activity.saving
+        if progress is not None:
+            progress = replace(progress, at=0.0, step=0, step_seconds=None)
+        if saving is not None:
+            saving = replace(saving, at=0.0, blocked_seconds=0.0, snapshots=0, every=None, saved=())
+        return replace(self, activity=replace(self.activity, progress=progress, saving=saving))
 
 
 def activity_key(rank: int) -> str:
@@ -110,6 +124,7 @@ def parse(text: str) -> PublishedActivity | None:
             agent=_part(found, "agent", _agent),
             progress=_part(found, "progress", _progress),
             answer=_part(found, "answer", _answer),
+            saving=_part(found, "saving", _saving),
         ),
         leaving=_part(found, "leaving", _leaving),
     )
@@ -178,6 +193,42 @@ def _answer(found: Any) -> SeenAnswer:
         step=_maybe(found["step"], _step),
         at=_time(found["at"]),
     )
+
+
+def _saving(found: Any) -> SeenSaving:
+    return SeenSaving(
+        process_at=_time(found["process_at"]),
+        at=_time(found["at"]),
+        restoring_since=_maybe(found["restoring_since"], _time),
+        restored=_maybe(found["restored"], _restored),
+        blocked_seconds=_time(found["blocked_seconds"]),
+        snapshots=_step(found["snapshots"]),
+        every=_maybe(found["every"], _step),
+        saved=tuple(_saved(each) for each in _list(found["saved"], TIERS_MAX)),
+        refusals=tuple(_refusal(each) for each in _list(found["refusals"], REFUSALS_SHOWN)),
+    )
+
+
+def _restored(found: Any) -> SeenRestore:
+    return SeenRestore(
+        step=_maybe(found["step"], _step),
+        tier=_text(found["tier"], TIER_CHARS),
+        seconds=_time(found["seconds"]),
+        began_at=_time(found["began_at"]),
+        at=_time(found["at"]),
+    )
+
+
+def _saved(found: Any) -> SeenSaved:
+    size = found["size"]
+    if type(size) is not int or not 0 <= size < SIZE_MAX:
+        raise ValueError(size)
+    return SeenSaved(tier=_text(found["tier"], TIER_CHARS), step=_step(found["step"]), size=size, at=_time(found["at"]))
+
+
+def _refusal(found: Any) -> SeenRefusal:
+    what = "".join(char if char.isprintable() else " " for char in _text(found["what"], REFUSAL_CHARS))
+    return SeenRefusal(pid=_count(found["pid"]), number=_step(found["number"]), what=what)
 
 
 def _leaving(found: Any) -> Leaving:

@@ -19,7 +19,7 @@ from basilica.reports.wakeups import Wakeup, Wakeups
 
 POLL_EVERY_S = 1.0
 READ_AGAIN_FIRST_S, READ_AGAIN_MAX_S = 0.002, 0.05  # the pause grows for a rank that rings without end
-NEWS = ("agent", "answer", "reporting")
+NEWS = ("agent", "answer", "progress", "reporting")
 
 Publish = Callable[[str, str], None]
 Tail = Callable[[], tuple[str, ...]]

@@ -23,7 +23,7 @@ FULL = 60 * 1024  # of the kernel's 64 KiB: lines may have been lost
 @dataclass(frozen=True, slots=True)
 class Wakeup:
     """A line. `what`: "started", "ended", "failed" (to claim) or "short" (of resources) with a reason, by supervisors;
-    "reporting", "answer" or "agent" by processes of the rank: there is news in its report, answer or journal files.
+    "reporting", "answer", "progress" or "agent" by processes of the rank: there is news in its files.
     """
 
     key: Key

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from basilica.core import goodput
-from basilica.core.goodput import Cause, Segment
+from basilica.core.goodput import BLOCKABLE, LOSSES, Cause, Segment, microseconds
 from basilica.core.phase import RankPhase
-from basilica.core.seen import AnswerState, SeenAgent, SeenProgress, SeenRank, Stalled
-from basilica.core.steps.turn import Turn
+from basilica.core.seen import AnswerState, SeenAgent, SeenProgress, SeenRank, SeenRestore, SeenSaving, Stalled
+from basilica.core.snapshots import RankSaving
+from basilica.core.steps.turn import Blocked, Turn
 from basilica.core.world import STALLED, RankStatus, Steps
 
 UNKNOWN_STEP_SECONDS, SOON_SECONDS = 1.0, 0.2
@@ -23,7 +24,7 @@ FOLLOWED = frozenset({Cause.TRAINING, Cause.RECOMPUTING, Cause.STALLED, Cause.CH
 REPORTS_AGAIN_SECONDS = 30.0
 """The time for which a rank that has reported before is expected to report again, before it follows the others."""
 
-ENDS_THE_START = frozenset({Cause.RENDEZVOUS, Cause.TRAINING, Cause.RECOMPUTING})
+ENDS_THE_START = frozenset({Cause.RENDEZVOUS, Cause.RESTORING, Cause.TRAINING, Cause.RECOMPUTING})
 """The causes that show that what came before was the start; the end of a silent program shows nothing of the kind."""
 
 _OF_PHASES = {
@@ -38,6 +39,7 @@ def observe(turn: Turn, rank: RankStatus, seen: SeenRank, stalled: Stalled | Non
     rank = _count_steps(turn, rank, seen)
     if rank.segment is None:
         return rank
+    _measure_blocked(turn, rank, seen.saving)
     earlier, cause = 0.0, rank.segment.cause
     for at, cause in _facts(turn, rank, seen, stalled):
         earlier = max(earlier, min(at, turn.now))  # in order, even if a clock was set back between two facts
@@ -66,17 +68,42 @@ def _facts(turn: Turn, rank: RankStatus, seen: SeenRank, stalled: Stalled | None
         executing = agent.executing_since
         yield executing, Cause.UNATTRIBUTED
     steps = rank.steps
+    trains_at = seen.progress.first_at if seen.progress is not None and steps is not None else turn.now
+    restores = [each for each in _restores(seen.saving) if each.began_at >= executing]
+    for restore in restores:
+        if restore.began_at <= trains_at:
+            yield from _restored(restore, Cause.UNATTRIBUTED)
     if seen.progress is not None and steps is not None and seen.progress.first_at >= executing:
         repeats = seen.progress.first_step <= (_repeated_to(turn, rank) or seen.progress.first_step - 1)
         yield seen.progress.first_at, Cause.RECOMPUTING if repeats else Cause.TRAINING
         if repeats and steps.repeat_to is None:
             yield _caught_up_at(turn, rank, seen.progress), Cause.TRAINING
+        for restore in restores:
+            if restore.began_at > trains_at:
+                yield from _restored(restore, Cause.TRAINING if steps.repeat_to is None else Cause.RECOMPUTING)
     if stalled is not None:
         yield stalled.since, Cause.STALLED
     if seen.answer is not None and seen.answer.state is AnswerState.READY:
         yield seen.answer.at, Cause.CHANGING
     if done_at is not None:
         yield done_at, Cause.FINISHED
+
+
+def _restores(saving: SeenSaving | None) -> Iterator[SeenRestore]:
+    """Yield the restores that are known of a process, the last of which may be going on: its end is then unknown."""
+    if saving is None:
+        return
+    if saving.restored is not None:
+        yield saving.restored
+    if saving.restoring_since is not None:
+        began = saving.restoring_since
+        yield SeenRestore(step=None, tier="", seconds=0.0, began_at=began, at=float("inf"))
+
+
+def _restored(restore: SeenRestore, then: Cause) -> Iterator[tuple[float, Cause]]:
+    yield restore.began_at, Cause.RESTORING
+    if restore.at < float("inf"):
+        yield restore.at, then
 
 
 def _done_at(agent: SeenAgent) -> float | None:
@@ -89,9 +116,72 @@ def _enter(turn: Turn, rank: RankStatus, cause: Cause, at: float, *, resolvable:
     segment = rank.segment or Segment(cause, at)
     if cause in ENDS_THE_START:
         segment = goodput.resolve(segment, Cause.STARTING)
+    elif rank.segment is not None and segment.cause in BLOCKABLE:
+        rank, segment = _book_part(turn, rank, segment, cause, at)
     unknown = cause is Cause.UNATTRIBUTED if resolvable is None else resolvable
     ledger, segment = goodput.enter(turn.status.ledger, segment, cause, at, resolvable=unknown)
     turn.status = replace(turn.status, ledger=ledger)
+    return replace(rank, segment=segment)
+
+
+# ---- snapshots -------------------------------------------------------------------------------------------------------
+
+
+def _measure_blocked(turn: Turn, rank: RankStatus, seen: SeenSaving | None) -> None:
+    """Take note of how long snapshots have blocked the rank since that was last booked.
+
+    A process that began after all that is booked counts from 0. Any other that is not the booked one worked beside it,
+    and its time is the same time.
+    """
+    if seen is None:
+        return
+    known = rank.saving or RankSaving()
+    total = microseconds(seen.blocked_seconds)
+    if known.is_of(seen.process_at):
+        amount, since = total - known.blocked, known.at
+    elif known.process_at is None or seen.process_at > known.at:
+        amount, since = total, seen.process_at
+    else:
+        amount, since = 0, known.at
+    if amount > 0 or not known.is_of(seen.process_at):
+        turn.blocked[rank.rank] = Blocked(max(0, amount), total, since, seen.at, seen.process_at)
+
+
+def _book_part(turn: Turn, rank: RankStatus, segment: Segment, cause: Cause, at: float) -> tuple[RankStatus, Segment]:
+    """Charge a segment that ends with its part of the blocked time: by time, where the next one may have the rest."""
+    blocked = turn.blocked.get(rank.rank)
+    if blocked is None:
+        return rank, segment
+    begin = max(blocked.since, segment.since)
+    if cause not in BLOCKABLE or at >= blocked.until:
+        return _book(turn, rank, segment, blocked, blocked.amount, at)
+    share = max(0.0, at - begin) / (blocked.until - begin) if blocked.until > begin else 1.0
+    return _book(turn, rank, segment, blocked, round(blocked.amount * min(1.0, share)), at)
+
+
+def _book(  # noqa: PLR0917
+    turn: Turn, rank: RankStatus, segment: Segment, blocked: Blocked, amount: int, until: float
+) -> tuple[RankStatus, Segment]:
+    charged = goodput.block(segment, amount, until)
+    if segment.cause not in LOSSES:
+        turn.newly_lost += charged.blocked - segment.blocked
+    left = blocked.amount - amount
+    if left:
+        turn.blocked[rank.rank] = replace(blocked, amount=left)
+    else:
+        del turn.blocked[rank.rank]
+    known = rank.saving or RankSaving()
+    at = max(known.at, blocked.until)
+    total = blocked.total - left
+    return replace(rank, saving=replace(known, process_at=blocked.process_at, at=at, blocked=total)), charged
+
+
+def book_blocked(turn: Turn, rank: RankStatus, until: float) -> RankStatus:
+    """Book the blocked time of a rank that is not booked yet, as a part of its open segment."""
+    blocked = turn.blocked.get(rank.rank)
+    if blocked is None or rank.segment is None or rank.segment.cause not in BLOCKABLE:
+        return rank
+    rank, segment = _book(turn, rank, rank.segment, blocked, blocked.amount, until)
     return replace(rank, segment=segment)
 
 
@@ -173,6 +263,8 @@ def account(turn: Turn) -> None:
         if number < target and turn.before.terminal_at is None:
             rank = _charge(turn, rank)
         if rank.segment is not None and (number >= target or over is not None):
+            rank = book_blocked(turn, rank, over or turn.now)
+            assert rank.segment is not None
             ledger, _ = goodput.enter(turn.status.ledger, rank.segment, rank.segment.cause, over or turn.now)
             turn.status = replace(turn.status, ledger=ledger)
             rank = replace(rank, segment=None)

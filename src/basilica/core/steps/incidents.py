@@ -28,7 +28,7 @@ def _take_in(turn: Turn, trouble: Trouble) -> None:
             return  # nothing trained yet: a start is no interruption
         at = min(trouble.at, turn.now)
         before = [rank.segment for rank in turn.before.ranks if rank.segment is not None]
-        lost = goodput.lost(goodput.totals(turn.before.ledger, before, at))
+        lost = goodput.lost(goodput.totals(turn.before.ledger, before, at)) + turn.newly_lost
         steps = turn.before.ledger.steps_recomputed
         new = Incident(number=0, kind=trouble.kind, at=at, what=trouble.what, rank=trouble.rank, seen_at=turn.now)
         known = incidents.opened(known, new, lost=lost, steps=steps)

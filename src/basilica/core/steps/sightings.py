@@ -8,7 +8,7 @@ from basilica.core.ends import NODE_LOST, UNKNOWN
 from basilica.core.notice_rules import Listener
 from basilica.core.phase import RankPhase
 from basilica.core.seen import AnswerState, Ended, SeenRank, Sight
-from basilica.core.steps import accounting, exits, stalling, workers
+from basilica.core.steps import accounting, exits, snapshots, stalling, workers
 from basilica.core.steps.turn import Turn
 from basilica.core.world import RankStatus
 
@@ -60,13 +60,13 @@ def _update(turn: Turn, rank: RankStatus, seen: SeenRank) -> None:
             stalled = stalling.note(turn, rank, seen.stalled)
             rank = replace(rank, phase=phase, started_at=started, note="", stalled=stalled)
             rank = _listen(turn, workers.book_workers(turn, rank, seen.agent), seen)
-            rank = accounting.observe(turn, rank, seen, stalled)
+            rank = accounting.observe(turn, snapshots.book_notes(turn, rank, seen.saving), seen, stalled)
         case Sight.QUEUED | Sight.STARTING:
             rank = replace(rank, note=seen.note)
             if seen.sight is Sight.QUEUED:
                 turn.queued.add(rank.rank)
         case Sight.ENDED if seen.ended is not None:
-            rank = workers.book_workers(turn, rank, seen.agent)
+            rank = snapshots.book_notes(turn, workers.book_workers(turn, rank, seen.agent), seen.saving)
             if rank.started_at is not None:
                 rank = accounting.observe(turn, rank, seen, rank.stalled)
             exits.book(turn, rank, seen.ended)

@@ -7,7 +7,7 @@ from basilica.core.actions import Action
 from basilica.core.events import Event
 from basilica.core.incidents import IncidentKind
 from basilica.core.notice_rules import Listener
-from basilica.core.seen import Leaving, Sighting, Stalled
+from basilica.core.seen import Leaving, SeenSaving, Sighting, Stalled
 from basilica.core.spec import DeploymentSpec
 from basilica.core.status import Condition, DeploymentStatus, Milestone
 from basilica.core.world import RankExit, RankStatus
@@ -22,6 +22,20 @@ class Trouble:
     what: str
     rank: int | None = None
     exit: RankExit | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """Microseconds for which snapshots blocked a rank between two moments, and which are not booked yet.
+
+    `total`: those of the process from its beginning, of which the book then has all.
+    """
+
+    amount: int
+    total: int
+    since: float
+    until: float
+    process_at: float
 
 
 class Turn:
@@ -47,6 +61,9 @@ class Turn:
         self.ends: dict[int, float] = {}  # when those attempts ended that this look was the first to show so
         self.queued: set[int] = set()  # ranks that wait for room
         self.caught_up: dict[int, int] = {}  # ranks that took a first new step, with the last that they repeated
+        self.savings: dict[int, SeenSaving] = {}  # notes of the ranks that this look showed
+        self.blocked: dict[int, Blocked] = {}
+        self.newly_lost = 0  # microseconds of training that this turn has found to be blocked
         self.troubles: list[Trouble] = []
         self.held = False  # the latest change of the spec waits for ranks that were told of it
         self.strangers = 0

@@ -243,6 +243,7 @@ class Gang:
                 sight,
                 agent=activity.agent,
                 progress=activity.progress,
+                saving=activity.saving,
                 answer=activity.answer,
                 leaving=found.leaving,
             )

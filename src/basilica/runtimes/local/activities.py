@@ -22,7 +22,7 @@ from basilica.runtimes.local.logs import read_tail
 from basilica.runtimes.local.records import read_record
 from basilica.runtimes.rules import TAIL_LINES, tail_of
 
-RINGS = ("agent", "answer", "reporting")
+RINGS = ("agent", "answer", "progress", "reporting")
 TAIL_BYTES_MAX = 1 << 16
 
 
@@ -84,7 +84,7 @@ class Activities:
         if activity is None or activity is NOTHING:
             return seen
         answer = activity.answer if seen.sight is Sight.RUNNING else None
-        return replace(seen, agent=activity.agent, progress=activity.progress, answer=answer)
+        return replace(seen, agent=activity.agent, progress=activity.progress, answer=answer, saving=activity.saving)
 
     def _read(self, instance: str, due: Mapping[Key, Activity]) -> dict[Key, Activity]:
         found = read_activities(self.layout, instance, due, self._moment())

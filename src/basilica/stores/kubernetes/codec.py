@@ -15,7 +15,7 @@ from typing import TypeVar
 from basilica.core import accounts
 from basilica.core.errors import StoreUnavailable
 from basilica.core.events import Event, Reason, RecordedEvent
-from basilica.core.goodput import length
+from basilica.core.goodput import charge, parts
 from basilica.core.notices import Notice
 from basilica.core.policy import Culprit, find_culprit, last_exits
 from basilica.core.spec import DeploymentSpec
@@ -290,8 +290,10 @@ def _with_rounded_segments(status: DeploymentStatus) -> DeploymentStatus:
     for n, rank in enumerate(ranks):
         if rank.segment is not None:
             since = math.ceil(rank.segment.since * 1000) / 1000
-            ledger = ledger.add(rank.segment.cause, length(rank.segment, since))
-            ranks[n] = replace(rank, segment=replace(rank.segment, since=since))
+            own, blocked = parts(rank.segment, since)
+            ledger = charge(ledger, rank.segment.cause, own, blocked)
+            left = rank.segment.blocked - blocked
+            ranks[n] = replace(rank, segment=replace(rank.segment, since=since, blocked=left))
     return replace(status, ledger=ledger, ranks=tuple(ranks))
 
 
