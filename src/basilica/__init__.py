@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from basilica.core.world import WorldSize, WorldStatus
     from basilica.mesh import mesh_status, mesh_wait, mesh_wait_async
     from basilica.progress.notices import Notice, notice
+    from basilica.progress.samples import Samples
     from basilica.reports.writer import report
 
 _HOMES = {
@@ -119,6 +120,7 @@ _HOMES = {
     "basilica.core.world": ("WorldSize", "WorldStatus"),
     "basilica.mesh": ("mesh_status", "mesh_wait", "mesh_wait_async"),
     "basilica.progress.notices": ("Notice", "notice"),
+    "basilica.progress.samples": ("Samples",),
     "basilica.reports.writer": ("report",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -157,6 +159,7 @@ __all__ = [
     "RateLimitError",
     "RendezvousUnavailable",
     "RunView",
+    "Samples",
     "Series",
     "SeriesPoint",
     "ServerError",
