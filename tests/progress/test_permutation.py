@@ -1,7 +1,7 @@
 """The order of samples: a bijection, well mixed, pinned, and the same with and without NumPy."""
 
 from collections import Counter
-from itertools import permutations
+from itertools import pairwise, permutations
 
 import pytest
 from hypothesis import given
@@ -47,7 +47,10 @@ def test_the_order_is_a_promise() -> None:
     """A run that is resumed by a later release goes on with the same samples: these values must never change."""
     assert [Permutation(10, 0, 0).index(i) for i in range(10)] == [0, 4, 2, 8, 3, 7, 5, 6, 1, 9]
     assert [Permutation(10**9, 1, 2).index(i) for i in range(4)] == [772974391, 610910275, 97941008, 352586464]
-    assert [Permutation(LONGEST, -5, 0).index(i) for i in (0, LONGEST - 1)] == [2191418224746133383, 1518065163540389518]
+    assert [Permutation(LONGEST, -5, 0).index(i) for i in (0, LONGEST - 1)] == [
+        2191418224746133383,
+        1518065163540389518,
+    ]
     assert WeightedDraws(Weights([1, 2, 3, 4], 4), 3, 1).rows(0, 0, 1, 12) == [[3, 3, 0, 1, 2, 2, 3, 0, 2, 2, 3, 0]]
 
 
@@ -72,7 +75,7 @@ def test_a_sample_is_equally_likely_at_every_position(length: int) -> None:
     for epoch in range(epochs):
         (row,) = Permutation(length, 5, epoch).rows(0, 0, 1, length)
         counts.update((i * cells // length, found * cells // length) for i, found in enumerate(row))
-        neighbours += sum(abs(a - b) == 1 for a, b in zip(row, row[1:], strict=False))
+        neighbours += sum(abs(a - b) == 1 for a, b in pairwise(row))
     sizes = Counter(i * cells // length for i in range(length))
     expected = {(a, b): sizes[a] * sizes[b] / length * epochs for a in sizes for b in sizes}
     distance = sum((counts[cell] - mean) ** 2 / mean for cell, mean in expected.items())
