@@ -99,7 +99,7 @@ EXPORTS = """
 AuthenticationError AuthorizationError BadResult BasilicaClient BasilicaError BelowMinimumWorld BenchPoint BenchResult
 BenchStatus Conflict CrashLoop Culprit DeployOptions DeploymentNotFound DistributedError DistributedTraining Event
 Goodput Incident Loss NameInUse NetworkError Notice PlannedChange ProviderFilter QuotaExceeded RankAgent RankExit
-RankReport RankStatus RateLimitError RendezvousUnavailable RunView Series SeriesPoint ServerError Stalled
+RankReport RankStatus RateLimitError RendezvousUnavailable RunView Samples Series SeriesPoint ServerError Stalled
 UDTerminalState ValidationError WorldClosed WorldSize WorldSizeOutOfBounds WorldStatus __version__ distributed
 mesh_status mesh_wait mesh_wait_async notice report shutdown
 """

@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from basilica.mesh import mesh_status, mesh_wait, mesh_wait_async
     from basilica.progress.notices import Notice, notice
     from basilica.progress.progress import Progress
+    from basilica.progress.samples import Samples
     from basilica.reports.writer import report
 
 _HOMES = {
@@ -121,6 +122,7 @@ _HOMES = {
     "basilica.mesh": ("mesh_status", "mesh_wait", "mesh_wait_async"),
     "basilica.progress.notices": ("Notice", "notice"),
     "basilica.progress.progress": ("Progress",),
+    "basilica.progress.samples": ("Samples",),
     "basilica.reports.writer": ("report",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -160,6 +162,7 @@ __all__ = [
     "RateLimitError",
     "RendezvousUnavailable",
     "RunView",
+    "Samples",
     "Series",
     "SeriesPoint",
     "ServerError",

@@ -55,3 +55,13 @@ def noticing() -> None:
         assert_type(notice.seconds_left, float)
         assert_type(notice.target, int | None)
         assert_type(notice.ready(timeout=1.5), None)
+
+
+def sampling() -> None:
+    samples = basilica.Samples(1_000, 8, seed=1, epochs=None, micro_batch=2)
+    for indices in samples:
+        assert_type(indices, list[int])
+        assert_type(samples.split(indices), list[list[int]])
+    assert_type(samples.weight, float)
+    assert_type(samples.remaining, int | None)
+    basilica.Samples(1_000, "8")  # type: ignore[arg-type]
