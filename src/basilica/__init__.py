@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from basilica.client.views import (
         BenchResult,
         BenchStatus,
+        Checkpoint,
         CrashLoop,
         Culprit,
         Event,
@@ -78,6 +79,7 @@ _HOMES = {
     "basilica.client.views": (
         "BenchResult",
         "BenchStatus",
+        "Checkpoint",
         "CrashLoop",
         "Culprit",
         "Event",
@@ -133,6 +135,7 @@ __all__ = [
     "BenchPoint",
     "BenchResult",
     "BenchStatus",
+    "Checkpoint",
     "Conflict",
     "CrashLoop",
     "Culprit",
