@@ -5,7 +5,6 @@ users import, spell the names that they need: `mesh.py`, `reports/writer.py`, `p
 `shipping/bootstrap.py` and `rendezvous/torch_*.py`.
 """
 
-import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the names alone are wanted by programs that start quickly
@@ -35,6 +34,7 @@ SNAPSHOT_DIR = "BASILICA_SNAPSHOT_DIR"
 CHECKPOINT_URI = "BASILICA_CHECKPOINT_URI"
 RESUME_FROM = "BASILICA_RESUME_FROM"
 RESUME_STEP = "BASILICA_RESUME_STEP"
+PATH_SEPARATOR = ":"  # `os.pathsep` where ranks run
 NODE_NAME = "NODE_NAME"
 
 TORCH_RANK = "RANK"
@@ -99,7 +99,7 @@ def resume_environment(spec: "DeploymentSpec", places: "Callable[[str], Sequence
 
     found = parse_resume(spec.resume_from)
     step = {} if found.step is None else {RESUME_STEP: str(found.step)}
-    return {RESUME_FROM: os.pathsep.join(places(found.run)), **step}
+    return {RESUME_FROM: PATH_SEPARATOR.join(places(found.run)), **step}
 
 
 def user_environment(spec: "DeploymentSpec") -> dict[str, str]:

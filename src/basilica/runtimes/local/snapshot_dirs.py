@@ -5,8 +5,8 @@
     └── <instance>/                  0700, of the user that ranks run as
 
 Everybody may make files in /dev/shm, so the upper directory is used only if it is a directory of this user that others
-cannot write and that names this state directory. Else, or where /dev/shm is no tmpfs, the directory is in the run's own,
-on disk. A run stays where it began, unless the machine was restarted.
+cannot write and that names this state directory. Else, or where /dev/shm is no tmpfs, the directory is on disk, in
+the run's own. A run stays where it began, unless the machine was restarted.
 """
 
 import os
