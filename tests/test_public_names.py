@@ -21,6 +21,7 @@ ROUTES = [
     "GET /console/session",
     "GET /deployments",
     "GET /deployments/{name}",
+    "GET /deployments/{name}/checkpoints",
     "GET /deployments/{name}/enroll-metadata",
     "GET /deployments/{name}/events",
     "GET /deployments/{name}/logs",
@@ -75,6 +76,7 @@ COMMANDS = [
     "serve",
     "train bench",
     "train cancel",
+    "train checkpoints",
     "train down",
     "train events",
     "train exec",
@@ -97,9 +99,9 @@ COMMANDS = [
 
 EXPORTS = """
 AuthenticationError AuthorizationError BadResult BasilicaClient BasilicaError BelowMinimumWorld BenchPoint BenchResult
-BenchStatus Conflict CrashLoop Culprit DeployOptions DeploymentNotFound DistributedError DistributedTraining Event
-Goodput Incident Loss NameInUse NetworkError Notice PlannedChange ProviderFilter QuotaExceeded RankAgent RankExit
-RankReport RankStatus RateLimitError RendezvousUnavailable RunView Samples Series SeriesPoint ServerError Stalled
+BenchStatus Checkpoint Conflict CrashLoop Culprit DeployOptions DeploymentNotFound DistributedError DistributedTraining
+Event Goodput Incident Loss NameInUse NetworkError Notice PlannedChange Progress ProviderFilter QuotaExceeded RankAgent
+RankExit RankReport RankStatus RateLimitError RendezvousUnavailable RunView Samples Series SeriesPoint ServerError Stalled
 UDTerminalState ValidationError WorldClosed WorldSize WorldSizeOutOfBounds WorldStatus __version__ distributed
 mesh_status mesh_wait mesh_wait_async notice report shutdown
 """

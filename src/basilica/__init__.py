@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from basilica.client.views import (
         BenchResult,
         BenchStatus,
+        Checkpoint,
         CrashLoop,
         Culprit,
         Event,
@@ -80,6 +81,7 @@ _HOMES = {
     "basilica.client.views": (
         "BenchResult",
         "BenchStatus",
+        "Checkpoint",
         "CrashLoop",
         "Culprit",
         "Event",
@@ -137,6 +139,7 @@ __all__ = [
     "BenchPoint",
     "BenchResult",
     "BenchStatus",
+    "Checkpoint",
     "Conflict",
     "CrashLoop",
     "Culprit",

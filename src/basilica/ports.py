@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from basilica.core.actions import Launch, Probe, Stop
+from basilica.core.checkpoints import Checkpoint
 from basilica.core.damage import DamagedRun
 from basilica.core.deployment import Deployment as Deployment  # noqa: PLC0414
 from basilica.core.deployment import Owner as Owner  # noqa: PLC0414
@@ -265,6 +266,17 @@ class Runtime(Protocol):
         ...
 
     async def end_probe(self, run: Run) -> None: ...
+
+    async def persist_snapshots(self, run: Run) -> None:
+        """Begin to move the snapshots of an ended run from memory to its checkpoint directory, and do not wait for it.
+
+        `observe` says whether there are any. A move that a crash interrupts is asked for again after the next start.
+        """
+        ...
+
+    async def checkpoints(self, run: Run) -> tuple[Checkpoint, ...] | None:
+        """Return the snapshots of the run by step and tier, newest first; None if this runtime cannot read them."""
+        ...
 
     async def remove(self, run: Run) -> None:
         """Remove all files and objects of a run that has no running process."""

@@ -74,6 +74,7 @@ def shared() -> dict[str, str]:
         master=("10.0.0.1", 29500),
         rendezvous="10.0.0.2:2379",
         checkpoints="/checkpoints",
+        snapshots="/snapshots",
     )
 
 

@@ -103,6 +103,35 @@ def test_a_pod_has_time_for_a_notice_the_grace_and_the_record() -> None:
     assert "BASILICA_NOTICE_SIGNAL" not in json.dumps(pod_of(objects()))
 
 
+def variables(pod: dict[str, Any]) -> dict[str, str]:
+    return {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
+
+
+def test_snapshots_are_in_a_memory_volume_of_the_pod_which_has_half_of_its_memory() -> None:
+    pod = pod_of(objects(resources=Resources(memory_bytes=1 << 30)))
+    volumes = {each["name"]: each for each in pod["volumes"]}
+    assert volumes["snapshots"]["emptyDir"] == {"medium": "Memory", "sizeLimit": str(1 << 29)}
+    assert {"name": "snapshots", "mountPath": "/snapshots"} in pod["containers"][0]["volumeMounts"]
+    assert variables(pod)["BASILICA_SNAPSHOT_DIR"] == "/snapshots"
+    unlimited = {each["name"]: each for each in pod_of(objects())["volumes"]}
+    assert unlimited["snapshots"]["emptyDir"] == {"medium": "Memory"}
+
+
+def test_runs_that_share_a_claim_have_a_directory_each_and_can_be_resumed() -> None:
+    names = ("BASILICA_CHECKPOINT_DIR", "BASILICA_RESUME_FROM", "BASILICA_RESUME_STEP", "BASILICA_CHECKPOINT_URI")
+    resumed = {"resume_from": "old-99887766@40", "checkpoint_uri": "s3://bucket/x"}
+    shared = variables(pod_of(objects(Settings(image="basilica:1", checkpoints="shared"), **resumed)))
+    assert [shared.get(name) for name in names] == [
+        "/checkpoints/train-0a1b2c3d",
+        "/checkpoints/old-99887766/snapshots",
+        "40",
+        "s3://bucket/x",
+    ]
+    alone = variables(pod_of(objects(**resumed)))
+    assert [alone.get(name) for name in names] == ["/checkpoints", None, None, "s3://bucket/x"]
+    assert [variables(pod_of(objects())).get(name) for name in names[1:]] == [None] * 3
+
+
 @pytest.mark.parametrize(("length", "ending"), [(52, "-rendezvous"), (53, "-rdzv")])
 def test_the_rendezvous_has_the_name_that_the_published_client_makes_up(length: int, ending: str) -> None:
     run = replace(objects(), instance="n" * length)

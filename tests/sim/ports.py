@@ -3,7 +3,17 @@
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from basilica.core.actions import Action, Announce, EndProbe, EndRendezvous, Launch, Probe, Remove, Stop
+from basilica.core.actions import (
+    Action,
+    Announce,
+    EndProbe,
+    EndRendezvous,
+    Launch,
+    PersistSnapshots,
+    Probe,
+    Remove,
+    Stop,
+)
 from basilica.core.deployment import Deployment
 from basilica.core.errors import StaleVersion
 from basilica.core.events import Event
@@ -109,6 +119,9 @@ class SimPorts:
 
     async def end_probe(self, run: Run) -> None:
         self._do(EndProbe())
+
+    async def persist_snapshots(self, run: Run) -> None:
+        self._do(PersistSnapshots())
 
     async def remove(self, run: Run) -> None:
         self._do(Remove())

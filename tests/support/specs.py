@@ -32,4 +32,6 @@ WHOLE = DeploymentSpec(
     ttl_seconds=99.5,
     deadline_seconds=0.1,
     start_deadline_seconds=7.0,
+    checkpoint_uri="s3://bucket/prefix",
+    resume_from="train-0a1b2c3d@400",
 )

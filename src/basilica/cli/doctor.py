@@ -60,7 +60,7 @@ def doctor(
     if repair:
         _repair(directory, as_json=as_json, yes=yes)
         return
-    findings = [*examine(), *examine_directory(directory)]
+    findings = [*examine(), *examine_directory(directory), *examine_memory()]
     if as_json:
         typer.echo(json.dumps([{"name": f.name, "ok": f.ok, "detail": f.detail, "hint": f.hint} for f in findings]))
     else:
@@ -92,6 +92,15 @@ def examine_directory(directory: Path) -> Iterator[Finding]:
             "root can run them as another (basilica serve --run-as USER)"
         )
     yield Finding("user of ranks", True, detail, kind="state")
+
+
+def examine_memory() -> Iterator[Finding]:
+    """Check that no snapshots of a deleted state directory take memory."""
+    from basilica.runtimes.local.snapshot_dirs import leftovers
+
+    for path, owner in leftovers():
+        detail = f"{path} has snapshots of {owner}, which is not there any more"
+        yield Finding("snapshots in memory", False, detail, f"free the memory: rm -r {path}", kind="state")
 
 
 def _repair(directory: Path, *, as_json: bool, yes: bool) -> None:

@@ -27,7 +27,8 @@ def operator(
     checkpoints: Annotated[
         str | None,
         typer.Option(
-            help="Persistent volume claim in every user's namespace, mounted at /checkpoints.", show_default="none"
+            help="Persistent volume claim in every user's namespace, mounted at /checkpoints; each run has a directory in it.",
+            show_default="none",
         ),
     ] = None,
     image_pull_secret: Annotated[

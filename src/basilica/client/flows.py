@@ -15,9 +15,11 @@ from basilica.client.effects import Answer, Call, Emit, Flow, Lines, NextLine, N
 from basilica.client.problems import TRANSIENT, error_of, retry_after
 from basilica.client.views import (
     BenchStatus,
+    Checkpoint,
     Event,
     RunView,
     Series,
+    parse_checkpoint,
     parse_event,
     parse_run,
     parse_series,
@@ -322,6 +324,19 @@ def series(
     params = {"metric": metric, "rank": rank, "points": points, "since": since}
     answer = yield from ask(Call(method="GET", path=f"{run.path}/series", params=params), name=run.name)
     return answer.parsed(lambda body: [parse_series(s) for s in body["series"]])
+
+
+def checkpoints(run: Remembered) -> Flow[list[Checkpoint] | None]:
+    """Return the snapshots of the run by step and tier; None if the server cannot read them."""
+    answer = yield from ask(Call(method="GET", path=f"{run.path}/checkpoints"), name=run.name)
+    return answer.parsed(lambda body: [parse_checkpoint(c) for c in body["checkpoints"]] if body["known"] else None)
+
+
+def rerun(run: Remembered, *, resume: bool) -> Flow[RunView]:
+    """Start a new run like this one; with `resume`, from its progress."""
+    params = {"resume": "true"} if resume else {}
+    answer = yield from ask(Call(method="POST", path=f"{run.path}/rerun", params=params, body={}), name=run.name)
+    return run.take(answer.parsed(parse_run))
 
 
 def why(run: Remembered) -> Flow[str]:

@@ -60,6 +60,8 @@ class DeployOptions(TypedDict, total=False):
     ttl_seconds: float | None
     deadline_seconds: float | None
     start_deadline_seconds: float | None
+    checkpoint_uri: str | None
+    resume_from: str | None
     timeout: float
     wait_for_bench: WaitForBench
     bench_timeout: float

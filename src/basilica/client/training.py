@@ -16,6 +16,7 @@ from basilica.client.notebook import show_live, table
 from basilica.client.views import (
     BenchResult,
     BenchStatus,
+    Checkpoint,
     Culprit,
     Event,
     Goodput,
@@ -228,6 +229,14 @@ class DistributedTraining:
     ) -> list[Series]:
         return await self._client._async.run(flows.series(self._run, metric, rank, points, since))
 
+    def checkpoints(self) -> list[Checkpoint] | None:
+        """Return the snapshots that `basilica.Progress` keeps, newest step first; None if the server cannot read them,
+        as on Kubernetes."""
+        return self._client._blocking.run(flows.checkpoints(self._run))
+
+    async def checkpoints_async(self) -> list[Checkpoint] | None:
+        return await self._client._async.run(flows.checkpoints(self._run))
+
     def logs(self, rank: int | None = None, tail: int | None = None, follow: bool = False) -> str:
         """Return the output of ranks. With `follow`, up to the run's end; `stream_logs` yields lines as they come."""
         if follow:
@@ -292,15 +301,16 @@ class DistributedTraining:
     def execute_async(self, command: Sequence[str], rank: int = 0) -> AsyncGenerator[tuple[str, str] | int, None]:
         return self._client._async.iterate(flows.execute(self._run, command, rank))
 
-    def rerun(self) -> "DistributedTraining":
-        """Start a new run with the same spec."""
+    def rerun(self, *, resume: bool = False) -> "DistributedTraining":
+        """Start a new run with the same spec. With `resume`, it goes on from the progress of this one, which has to
+        have ended."""
         again = Remembered(self.name)
-        self._client._blocking.run(flows.post(again, "rerun"))
+        self._client._blocking.run(flows.rerun(again, resume=resume))
         return DistributedTraining(self._client, again.name, _run=again)
 
-    async def rerun_async(self) -> "DistributedTraining":
+    async def rerun_async(self, *, resume: bool = False) -> "DistributedTraining":
         again = Remembered(self.name)
-        await self._client._async.run(flows.post(again, "rerun"))
+        await self._client._async.run(flows.rerun(again, resume=resume))
         return DistributedTraining(self._client, again.name, _run=again)
 
     # ---- waiting -----------------------------------------------------------------------------------------------------

@@ -306,6 +306,19 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """One step in one tier: `memory`, `peer` or `disk`. `ranks` of the `world` ranks have a snapshot of it there."""
+
+    step: int
+    tier: str
+    ranks: int
+    world: int
+    complete: bool
+    bytes: int
+    sealed_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
     """One answer of the server about a run. Unknown phases are passed through and are not terminal."""
 
@@ -390,6 +403,10 @@ def parse_world(body: Mapping[str, Any]) -> WorldStatus:
 
 def parse_event(body: Mapping[str, Any]) -> Event:
     return read(Event, body)
+
+
+def parse_checkpoint(body: Mapping[str, Any]) -> Checkpoint:
+    return read(Checkpoint, body)
 
 
 def parse_series(body: Mapping[str, Any]) -> Series:

@@ -14,7 +14,9 @@ from basilica.core.damage import DamagedRun, Trouble
 from basilica.core.deployment import Deployment
 from basilica.core.errors import (
     BasilicaError,
+    Conflict,
     DeploymentDamaged,
+    DeploymentNotFound,
     UDTerminalState,
     ValidationError,
     WorldClosed,
@@ -22,6 +24,7 @@ from basilica.core.errors import (
 from basilica.core.events import Event, Reason
 from basilica.core.moments import shifted
 from basilica.core.names import instance_name, namespace_of
+from basilica.core.resume import Resume, parse_resume
 from basilica.core.spec import DeploymentSpec, Wanted
 from basilica.core.status import DeploymentStatus
 from basilica.core.why import Absence
@@ -76,9 +79,41 @@ class ControlPlane:
         return shifted(value, self.clock.shift())
 
     async def create(self, user: str, spec: DeploymentSpec, idempotency_key: str | None) -> Deployment:
-        if spec.archive is not None and not await self.runtime.has_archive(user, spec.archive):
-            problem = "there is no such archive here; send it with PUT /archives first"
-            raise ValidationError("workdirArchive", spec.archive, problem)
+        await self._check_archive(user, spec)
+        if spec.resume_from is not None:
+            spec = await self._resumed(user, spec, spec.resume_from)
+        return await self._create(user, spec, idempotency_key)
+
+    async def _resumed(self, user: str, spec: DeploymentSpec, wish: str) -> DeploymentSpec:
+        """Return the spec with the instance of the run that it goes on from; the names of runs are used again."""
+        field, wanted = "distributed.resumeFrom", parse_resume(wish)
+        try:
+            found = await self.get(user, wanted.run)
+        except DeploymentNotFound:
+            problem = "there is no such run; 'basilica train ls' lists those that can be resumed"
+            raise ValidationError(field, wish, problem) from None
+        again = replace(spec, resume_from=found.spec.resume_from)
+        if found.spec.resume_from is not None and again == found.spec and not found.status.settled:
+            return again  # this request, repeated: the store knows its key
+        return replace(spec, resume_from=str(await self._origin(found, wanted.step)))
+
+    async def _origin(self, found: Deployment, step: int | None) -> Resume:
+        """Return where a run that goes on from this one begins; `Conflict` while this one's ranks may still write.
+
+        A run that was resumed and kept no step of its own passes on where it began.
+        """
+        name = found.instance
+        if not found.status.phase.terminal:
+            raise Conflict(
+                f"{name} has not ended; cancel it first (basilica train cancel {name} --wait), then resume it"
+            )
+        if not found.status.settled:
+            raise Conflict(f"the ranks of {name} are still being stopped; resume it when they have ended")
+        if step is None and found.spec.resume_from is not None and await self.runtime.checkpoints(run_of(found)) == ():
+            return parse_resume(found.spec.resume_from)
+        return Resume(name, step)
+
+    async def _create(self, user: str, spec: DeploymentSpec, idempotency_key: str | None) -> Deployment:
         now = self.clock.now()
         deployment = Deployment(
             instance=instance_name(spec.name, secrets.token_hex(4)),
@@ -95,11 +130,22 @@ class ControlPlane:
             events.append(Event("ImageIgnored", text))
         return await self.store.create(deployment, events, idempotency_key=idempotency_key, limits=self.settings.limits)
 
-    async def rerun(self, user: str, name: str, idempotency_key: str | None) -> Deployment:
-        """Create a new run with the spec of that one, and with the world size that was last requested."""
+    async def _check_archive(self, user: str, spec: DeploymentSpec) -> None:
+        if spec.archive is not None and not await self.runtime.has_archive(user, spec.archive):
+            problem = "there is no such archive here; send it with PUT /archives first"
+            raise ValidationError("workdirArchive", spec.archive, problem)
+
+    async def rerun(self, user: str, name: str, idempotency_key: str | None, *, resume: bool = False) -> Deployment:
+        """Create a new run with the spec of that one, and with the world size that was last requested.
+
+        With `resume`, the new run goes on from that one's progress; else it begins where that one began.
+        """
         found = await self.get(user, name)
         again = replace(found.spec, wanted=Wanted.RUN, generation=1, gang=0)
-        return await self.create(user, again, idempotency_key)
+        if resume:
+            again = replace(again, resume_from=str(await self._origin(found, None)))
+        await self._check_archive(user, again)
+        return await self._create(user, again, idempotency_key)
 
     async def get(self, user: str, name: str) -> Deployment:
         return await self.store.find(namespace_of(user), name)

@@ -2,7 +2,7 @@
 
 from typing import assert_never
 
-from basilica.core.actions import Announce, EndProbe, EndRendezvous, Launch, Plan, Probe, Remove, Stop
+from basilica.core.actions import Announce, EndProbe, EndRendezvous, Launch, PersistSnapshots, Plan, Probe, Remove, Stop
 from basilica.core.deployment import Deployment
 from basilica.core.failing import without_failure
 from basilica.core.notice_rules import fresh_steps
@@ -66,6 +66,8 @@ async def _apply(plan: Plan, run: Run, store: Store, runtime: Runtime) -> None:
                 await runtime.probe(run, action)
             case EndProbe():
                 await runtime.end_probe(run)
+            case PersistSnapshots():
+                await runtime.persist_snapshots(run)
             case _:
                 assert_never(action)
     try:

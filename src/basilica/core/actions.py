@@ -51,11 +51,16 @@ class EndProbe:
 
 
 @dataclass(frozen=True, slots=True)
+class PersistSnapshots:
+    """Move the snapshots of an ended run from memory to its checkpoint directory. None there: done."""
+
+
+@dataclass(frozen=True, slots=True)
 class Remove:
     """Remove all that the runtime keeps of this run: nothing of it runs any more and the user deleted it."""
 
 
-Action = Announce | Launch | Stop | EndRendezvous | Probe | EndProbe | Remove
+Action = Announce | Launch | Stop | EndRendezvous | Probe | EndProbe | PersistSnapshots | Remove
 
 
 @dataclass(frozen=True, slots=True)

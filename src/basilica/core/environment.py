@@ -8,7 +8,7 @@ users import, spell the names that they need: `mesh.py`, `reports/writer.py`, `p
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the names alone are wanted by programs that start quickly
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from basilica.core.spec import DeploymentSpec
 
@@ -30,6 +30,11 @@ RESULT_FILE = "BASILICA_RESULT_FILE"
 REPORT_FILE = "BASILICA_REPORT_FILE"
 REPORT_BELL = "BASILICA_REPORT_BELL"
 NOTICE_FILE = "BASILICA_NOTICE_FILE"
+SNAPSHOT_DIR = "BASILICA_SNAPSHOT_DIR"
+CHECKPOINT_URI = "BASILICA_CHECKPOINT_URI"
+RESUME_FROM = "BASILICA_RESUME_FROM"
+RESUME_STEP = "BASILICA_RESUME_STEP"
+PATH_SEPARATOR = ":"  # `os.pathsep` where ranks run
 NODE_NAME = "NODE_NAME"
 
 TORCH_RANK = "RANK"
@@ -86,6 +91,17 @@ DEFAULTS = {
 """Values that a user may replace."""
 
 
+def resume_environment(spec: "DeploymentSpec", places: "Callable[[str], Sequence[str]]") -> dict[str, str]:
+    """The variables of a run that goes on from an earlier one. `places`: the snapshot directories of that instance."""
+    if spec.resume_from is None:
+        return {}
+    from basilica.core.resume import parse_resume  # noqa: PLC0415 - the names alone are wanted by most
+
+    found = parse_resume(spec.resume_from)
+    step = {} if found.step is None else {RESUME_STEP: str(found.step)}
+    return {RESUME_FROM: PATH_SEPARATOR.join(places(found.run)), **step}
+
+
 def user_environment(spec: "DeploymentSpec") -> dict[str, str]:
     """The variables that the user asked for; secrets win over `env`, and `env` over NCCL's settings."""
     return {**spec.nccl_env, **spec.env, **spec.secrets}
@@ -100,6 +116,7 @@ def run_environment(
     master: tuple[str, int],
     rendezvous: str,
     checkpoints: str,
+    snapshots: str,
 ) -> dict[str, str]:
     """The variables that all ranks of a run share. Later ones win: the machine's, ours by default, the user's, the
     contract's."""
@@ -120,6 +137,8 @@ def run_environment(
         RENDEZVOUS_ID: instance,
         RENDEZVOUS_BACKEND: spec.rendezvous_backend,
         CHECKPOINT_DIR: checkpoints,
+        SNAPSHOT_DIR: snapshots,
+        **({} if spec.checkpoint_uri is None else {CHECKPOINT_URI: spec.checkpoint_uri}),
     }
 
 

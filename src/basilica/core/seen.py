@@ -267,6 +267,7 @@ class Sighting:
     `warnings` are things that the user should know once, as (reason, message). `rendezvous` is None while the run has
     none open, `mesh` where the runtime has neither hosts nor a rendezvous to speak of. `nodes_lost`: ranks of which
     nothing can run any more, since every node that may have run them is lost; no record says which attempt that was.
+    `in_memory`: snapshots of the run are in the memory of a host that keeps them after its end.
     """
 
     ranks: tuple[SeenRank, ...] = ()
@@ -275,3 +276,4 @@ class Sighting:
     mesh: SeenMesh | None = None
     warnings: tuple[tuple[str, str], ...] = ()
     nodes_lost: frozenset[int] = frozenset()
+    in_memory: bool = False

@@ -14,6 +14,7 @@ from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
 from basilica.core.errors import ValidationError
 from basilica.core.names import check_name
+from basilica.core.resume import parse_resume
 from basilica.core.world import WorldSize
 
 GRACE_SECONDS = 10.0
@@ -26,6 +27,10 @@ SECONDS_MAX = 10 * 365 * 86400.0
 
 DIGEST_PATTERN = "^[0-9a-f]{64}$"
 
+URI_SCHEMES = ("s3", "gs", "az", "file")
+URI_PATTERN = f"^({'|'.join(URI_SCHEMES)})://.+"
+
+_URI = re.compile(r"([a-z0-9]+)://([^/?#\s]*)(/[^?#\s]*)?")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
 _DIGEST = re.compile(DIGEST_PATTERN)
 
@@ -106,7 +111,7 @@ class DeploymentSpec:
 
     Only `world`, `wanted` and `gang` change during its life, and each change is a generation. `gang` counts how
     often the user asked for a fresh start of all ranks. With an `archive`, ranks run in what it holds, and `workdir`
-    is a directory in there.
+    is a directory in there. `resume_from` is `RUN` or `RUN@STEP`; in a stored spec, RUN is an instance.
     """
 
     name: str
@@ -137,6 +142,8 @@ class DeploymentSpec:
     ttl_seconds: Annotated[float, DURATION] | None = None
     deadline_seconds: Annotated[float, DURATION] | None = None
     start_deadline_seconds: Annotated[float, DURATION] | None = None
+    checkpoint_uri: str | None = None
+    resume_from: str | None = None
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -153,6 +160,10 @@ class DeploymentSpec:
             for label in attrgetter(name)(self):
                 _check_text(label, name, LABEL_BYTES_MAX)
         _check_workdir(self.workdir, self.archive)
+        if self.checkpoint_uri is not None:
+            _check_uri(self.checkpoint_uri)
+        if self.resume_from is not None:
+            parse_resume(self.resume_from)
 
     def scaled(self, target: int) -> "DeploymentSpec":
         return replace(self, world=self.world.scaled(target), generation=self.generation + 1)
@@ -237,3 +248,16 @@ def _check_workdir(workdir: str | None, archive: str | None) -> None:
         raise ValidationError("workdir", workdir, "must be an absolute path")
     if archive is not None and (workdir.startswith("/") or ".." in workdir.split("/")):
         raise ValidationError("workdir", workdir, "must be a path within the archive")
+
+
+def _check_uri(uri: str) -> None:
+    """A bucket with a prefix, or an absolute directory; no user, password or query, which would show in a listing."""
+    _check_text(uri, "checkpoint_uri", LABEL_BYTES_MAX)
+    found = _URI.fullmatch(uri)
+    if found is None or found[1] not in URI_SCHEMES or "@" in found[2]:
+        schemes = ", ".join(f"{scheme}://" for scheme in URI_SCHEMES)
+        raise ValidationError("checkpoint_uri", uri, f"must be the URL of a bucket or directory: one of {schemes}")
+    if found[1] == "file" and (found[2] or not (found[3] or "").strip("/")):
+        raise ValidationError("checkpoint_uri", uri, "must name an absolute directory: file:///DIRECTORY")
+    if found[1] != "file" and not found[2]:
+        raise ValidationError("checkpoint_uri", uri, f"must name a bucket: {found[1]}://BUCKET/PREFIX")

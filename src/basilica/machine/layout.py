@@ -10,6 +10,8 @@
     ├── ports.json           ports of this run, picked once
     ├── notice               BASILICA_NOTICE_FILE: the planned change that ranks are told of
     ├── checkpoints/         BASILICA_CHECKPOINT_DIR: survives restarts of ranks
+    │   └── snapshots/       of these, ended/ has what was in memory when the run ended
+    ├── snapshots/           BASILICA_SNAPSHOT_DIR where that cannot be in memory
     ├── results/             files that ranks write beside their output, made by themselves:
     │   ├── <r>.json         BASILICA_RESULT_FILE of rank r
     │   ├── <r>.<a>.error    the Python exception that attempt a of it failed with, if it did
@@ -93,6 +95,10 @@ class Layout:
 
     def checkpoints(self, instance: str) -> Path:
         return self.run(instance) / "checkpoints"
+
+    def snapshots(self, instance: str) -> Path:
+        """The snapshot directory of a run whose snapshots cannot be in memory."""
+        return self.run(instance) / "snapshots"
 
     def notice(self, instance: str) -> str:
         return f"{self.root}/runs/{instance}/notice"

@@ -27,6 +27,7 @@ HEADER_BYTES = 4096
 ALIGNMENT = 64
 PIECE_BYTES = 512 << 10  # fits into the cache of a core, together with its copy
 MANIFEST_BYTES_MAX = 1 << 30
+TIME_MAX = 1e11
 SPARE_BYTES = 1 << 20  # behind the arrays, for a manifest
 
 
@@ -40,7 +41,7 @@ class Header:
 
     `line`: the start of the gang that took it: ranks restore files of one line only, since the same step may have been
     taken twice. `keeper`: the file has the arrays that all ranks share. `sharded`: the rank has arrays that no other
-    rank has, so that every rank's file is needed. `planned`: it was taken for a planned change. `before`: the step of the snapshot before it.
+    rank has, so that every rank's file is needed. `planned`: it was taken for a planned change. `before`: the step of the last snapshot.
     """
 
     step: int
@@ -137,9 +138,24 @@ def read_header(data: bytes) -> Header | None:
         if f"{zlib.crc32(line):08x}".encode() != crc:
             return None
         found = json.loads(line)
-        return Header(**{**found, "manifest": tuple(found["manifest"])})
-    except (ValueError, TypeError, KeyError):
+        at, size = found.pop("manifest")
+        header = Header(**found, manifest=(at, size))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
+    return header if _is_plausible(header) else None
+
+
+def _is_plausible(header: Header) -> bool:
+    """Return whether the fields have their types: ranks write these files, and the server reads them."""
+    counts = (header.step, header.world, header.rank, header.bytes, *header.manifest)
+    return (
+        all(type(count) is int and 0 <= count < 1 << 63 for count in counts)
+        and type(header.before) is int
+        and type(header.sealed_at) in (int, float)
+        and 0 < header.sealed_at < TIME_MAX
+        and all(type(flag) is bool for flag in (header.keeper, header.sharded, header.planned))
+        and all(type(text) is str for text in (header.line, header.layout, header.algorithm, header.checksum))
+    )
 
 
 def header_of(path: str) -> Header | None:

@@ -65,7 +65,7 @@ from basilica.rank.output import Output
 from basilica.rank.publisher import Publisher
 from basilica.rank.reachability import Reach, own_name
 from basilica.rank.termination import write_termination_message
-from basilica.rank.workdir import Undeliverable, deliver, without_delivery
+from basilica.rank.workdir import Undeliverable, deliver, make_checkpoint_directory, without_delivery
 from basilica.rendezvous.exchange import NoAnswer
 from basilica.rendezvous.orders import AttemptRecord, Order, attempt_key, load_record
 from basilica.rendezvous.retries import opened, tries
@@ -277,6 +277,7 @@ class Agent:
 
     async def _execute(self, order: Order) -> Ended:
         environment = self._rank_environment(order)
+        make_checkpoint_directory(environment)
         for name in (env.RESULT_FILE, env.TORCH_ERROR_FILE):
             with contextlib.suppress(OSError):
                 files.remove(environment[name])  # of an earlier attempt

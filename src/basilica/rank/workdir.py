@@ -11,10 +11,12 @@ The agent does this before the first attempt. Later attempts find the directory 
 
 import hashlib
 import io
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from basilica.core import environment as env
+from basilica.rank.log import log
 from basilica.shipping.unpack import BrokenArchive, unpack
 
 NAMES = (env.ARCHIVE, env.ARCHIVE_PARTS, env.ARCHIVE_SENT, env.ARCHIVE_UNPACKED, env.ARCHIVE_WORKDIR)
@@ -77,3 +79,13 @@ def without_delivery(environment: Mapping[str, str]) -> dict[str, str]:
 def _is_sent(environment: Mapping[str, str]) -> bool:
     """Whether all variables of the archive are there: one of them may also be the user's own."""
     return all(name in environment for name in NAMES)
+
+
+def make_checkpoint_directory(environment: Mapping[str, str]) -> None:
+    """Make the run's directory in a volume that runs share; one that cannot be made is logged."""
+    directory = environment.get(env.CHECKPOINT_DIR)
+    try:
+        if directory:
+            os.makedirs(directory, exist_ok=True)
+    except OSError as error:
+        log(f"cannot make {directory}: {error.strerror}; the program has to do without")

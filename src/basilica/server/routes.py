@@ -27,6 +27,7 @@ from basilica.wire import requests as inc
 from basilica.wire import responses as out
 from basilica.wire.base import Outgoing, rfc3339, rfc3339_or_none
 from basilica.wire.render import (
+    render_checkpoint,
     render_damaged_deployment,
     render_deployment,
     render_event,
@@ -116,10 +117,15 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
 
     @router.post("/deployments/{name}/rerun", status_code=201, response_model=out.DeploymentResponse)
     async def rerun_deployment(
-        request: Request, name: str, idempotency_key: Annotated[str | None, Header(min_length=1, max_length=200)] = None
+        request: Request,
+        name: str,
+        *,
+        resume: bool = False,
+        idempotency_key: Annotated[str | None, Header(min_length=1, max_length=200)] = None,
     ) -> Response:
-        """Start a new run like this one, with the same secrets and files."""
-        return answered(await plane.rerun(_user(request), name, idempotency_key), 201)
+        """Start a new run like this one, with the same secrets and files. `resume`: it goes on from this one's
+        progress, and this one must have ended."""
+        return answered(await plane.rerun(_user(request), name, idempotency_key, resume=resume), 201)
 
     @router.put("/archives", response_model=out.ArchiveStored, openapi_extra=_ARCHIVE_BODY)
     async def store_archive(request: Request) -> Response:
@@ -216,6 +222,16 @@ def build_router(plane: ControlPlane, metrics: Metrics, closing: asyncio.Event) 
         )
         found = await plane.runtime.series(run_of(deployment), query)
         return json_answer(out.SeriesList(series=[render_series(s) for s in found]))
+
+    @router.get("/deployments/{name}/checkpoints", response_model=out.CheckpointList)
+    async def list_checkpoints(request: Request, name: str) -> Response:
+        """The snapshots that `basilica.Progress` keeps, by step and tier, newest first.
+
+        `known` is false where the server cannot read them, as on Kubernetes.
+        """
+        found = await plane.runtime.checkpoints(await plane.run(_user(request), name))
+        rows = [render_checkpoint(each) for each in found or ()]
+        return json_answer(out.CheckpointList(checkpoints=rows, known=found is not None))
 
     @router.get("/deployments/{name}/events", response_model=out.EventList)
     async def list_events(

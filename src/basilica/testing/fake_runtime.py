@@ -9,6 +9,7 @@ from time import time
 from typing import Any
 
 from basilica.core.actions import Launch, Probe, Stop
+from basilica.core.checkpoints import Checkpoint
 from basilica.core.errors import BadResult, Conflict, RuntimeUnavailable
 from basilica.core.mesh import Announcement
 from basilica.core.reports import Report, Series, SeriesPoint, SeriesQuery
@@ -30,6 +31,8 @@ class FakeRuntime:
         self.broken = False
         self.result_files: dict[str, dict[int, bytes | BadResult]] = {}
         self.archives: dict[tuple[str, str], float] = {}
+        self.in_memory: set[str] = set()
+        self.kept_checkpoints: dict[str, tuple[Checkpoint, ...] | None] = {}
         self._reported: dict[str, dict[int, list[Report]]] = {}
         self._news = asyncio.Event()
 
@@ -42,7 +45,8 @@ class FakeRuntime:
     async def observe(self, run: Run) -> Sighting:
         if self.broken:
             raise RuntimeUnavailable("the fake runtime was told to fail")
-        return Sighting(ranks=tuple(self._runs.get(run.instance, {}).values()))
+        ranks = tuple(self._runs.get(run.instance, {}).values())
+        return Sighting(ranks=ranks, in_memory=run.instance in self.in_memory)
 
     async def launch(self, run: Run, launches: Sequence[Launch]) -> None:
         ranks = self._runs.setdefault(run.instance, {})
@@ -80,6 +84,12 @@ class FakeRuntime:
 
     async def end_probe(self, run: Run) -> None:
         pass
+
+    async def persist_snapshots(self, run: Run) -> None:
+        self.in_memory.discard(run.instance)
+
+    async def checkpoints(self, run: Run) -> tuple[Checkpoint, ...] | None:
+        return self.kept_checkpoints.get(run.instance, ())
 
     async def remove(self, run: Run) -> None:
         self._runs.pop(run.instance, None)

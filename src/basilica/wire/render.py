@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any, TypeVar, get_args
 
 from basilica.core import accounts, metering, policy
+from basilica.core.checkpoints import Checkpoint
 from basilica.core.damage import DAMAGED, DamagedRun
 from basilica.core.deployment import Deployment
 from basilica.core.errors import DeploymentDamaged
@@ -327,4 +328,16 @@ def render_damaged(run: DamagedRun) -> out.DeploymentSummary:
         world_size=out.World(ready=0, target=run.target, min=1, max=run.target, below_minimum=True),
         message=str(DeploymentDamaged(run)),
         finished_at=None,
+    )
+
+
+def render_checkpoint(found: Checkpoint) -> out.CheckpointView:
+    return out.CheckpointView(
+        step=found.step,
+        tier=found.tier,
+        ranks=found.ranks,
+        world=found.world,
+        complete=found.complete,
+        bytes=found.bytes,
+        sealed_at=rfc3339(found.sealed_at),
     )

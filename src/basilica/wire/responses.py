@@ -351,6 +351,23 @@ class EventList(Outgoing):
     version: int
 
 
+class CheckpointView(Outgoing):
+    """One step in one tier: memory, peer or disk. Complete, if as many ranks have it as the world had."""
+
+    step: int
+    tier: str
+    ranks: int
+    world: int
+    complete: bool
+    bytes: int
+    sealed_at: str
+
+
+class CheckpointList(Outgoing):
+    checkpoints: list[CheckpointView]
+    known: bool
+
+
 class RankList(Outgoing):
     ranks: list[Rank]
 

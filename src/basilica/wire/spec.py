@@ -13,10 +13,13 @@ from typing import Any, get_args, get_type_hints
 
 from basilica.core.errors import ValidationError
 from basilica.core.names import NAME_MAX, NAME_PATTERN
+from basilica.core.resume import RESUME_MAX, RESUME_PATTERN
 from basilica.core.spec import (
     ARG_BYTES_MAX,
     DIGEST_PATTERN,
+    LABEL_BYTES_MAX,
     SCRIPT_BYTES_MAX,
+    URI_PATTERN,
     BenchOnStart,
     DeploymentSpec,
     Exec,
@@ -90,6 +93,11 @@ TABLE: tuple[Option, ...] = (
     Option("deadline_seconds", "distributed.deadlineSeconds", "Fail the run if it takes longer; 0: no deadline."),
     Option("start_deadline_seconds", "distributed.startDeadlineSeconds",
            "Fail the run if it is not up by then; 0: no deadline."),
+    Option("checkpoint_uri", "distributed.checkpointUri",
+           "A bucket or directory that keeps snapshots as well: s3://, gs://, az:// or file://.",
+           form=Text(LABEL_BYTES_MAX, URI_PATTERN)),
+    Option("resume_from", "distributed.resumeFrom",
+           "The earlier run that this one goes on from: RUN, or RUN@STEP.", form=Text(RESUME_MAX, RESUME_PATTERN)),
 )
 # fmt: on
 GROUPS: Mapping[str, str] = {

@@ -1,6 +1,8 @@
-"""The commands that read runs: `ls`, `status`, `logs`, `events`, `exits`, `why`, `goodput`, `bench`."""
+"""The commands that read runs: `ls`, `status`, `logs`, `events`, `exits`, `why`, `goodput`, `checkpoints`, `bench`."""
 
 import sys
+from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -250,6 +252,36 @@ def goodput(name: Name, as_json: Json = False) -> None:
         terminal.notify("this server keeps no account of a run's time")
     else:
         terminal.show(page(view, view.goodput, now()))
+
+
+def checkpoints(name: Name, as_json: Json = False) -> None:
+    """List the snapshots of a run that basilica.Progress keeps: steps, tiers, ranks, sizes and ages.
+
+    A step can be resumed if every rank is there, in any mixture of tiers.
+
+    \b
+    Examples:
+      basilica train checkpoints llama
+      basilica train checkpoints llama --json
+    """
+    from basilica.cli import terminal
+    from basilica.cli.show_checkpoints import table
+
+    found = handle(name).checkpoints()
+    if as_json:
+        rows = [{**asdict(each), "sealed_at": _moment(each.sealed_at)} for each in found or ()]
+        camel = [{("sealedAt" if key == "sealed_at" else key): value for key, value in row.items()} for row in rows]
+        terminal.write_json({"known": found is not None, "checkpoints": camel})
+    elif found is None:
+        terminal.notify("this server cannot read the snapshots of a run: they are in the volumes of its ranks")
+    elif found:
+        terminal.show(table(found, now()))
+    else:
+        terminal.notify("no snapshot is kept: basilica.Progress takes them")
+
+
+def _moment(at: datetime | None) -> str | None:
+    return None if at is None else at.isoformat()
 
 
 def bench(

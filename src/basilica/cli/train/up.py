@@ -126,6 +126,19 @@ def up(
             show_default="join; a script: restart",
         ),
     ] = None,
+    from_: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="RUN[@STEP]",
+            help="Go on from the progress of an ended run: its newest step, or that one.",
+            show_default=False,
+        ),
+    ] = None,
+    checkpoint_uri: Annotated[
+        str | None,
+        typer.Option(help="Bucket or directory for snapshots, too: s3://, gs://, az://, file://.", show_default=False),
+    ] = None,
     timeout: Timeout = None,
     wait: Wait = False,
     logs: Logs = False,
@@ -146,6 +159,7 @@ def up(
       basilica train up llama --world-size 2:4:8 -- python train.py --epochs 3
       basilica train up --world-size 2 --wait --logs train.py -- --epochs 3
       basilica train up llama --world-size 4 --secret WANDB_API_KEY --max-restarts 2 -d train.py
+      basilica train up llama --world-size 4 --from llama@1200 train.py
     """
     from basilica.cli.terminal import busy, uploading
     from basilica.core.spec import ProviderFilter
@@ -188,6 +202,8 @@ def up(
         "ttl_seconds": _seconds(ttl),
         "deadline_seconds": _seconds(deadline),
         "start_deadline_seconds": _seconds(start_deadline),
+        "resume_from": from_,
+        "checkpoint_uri": checkpoint_uri,
     }
     wanted = {name: value for name, value in settings.items() if value is not None}  # the SDK knows the defaults
     training: DistributedTraining
@@ -204,6 +220,9 @@ def up(
 def rerun(
     name: Name,
     *,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the progress of that run, which has to have ended.")
+    ] = False,
     timeout: Timeout = None,
     wait: Wait = False,
     logs: Logs = False,
@@ -217,6 +236,7 @@ def rerun(
     Examples:
       basilica train rerun llama
       basilica train rerun llama --wait --logs
+      basilica train rerun llama --resume
     """
     from basilica.cli.terminal import busy
 
@@ -224,7 +244,7 @@ def rerun(
     limit = _seconds(timeout)
     before = handle(name)
     with busy(lambda: "starting the run"):
-        training = before.rerun()
+        training = before.rerun(resume=resume)
     go_on(training, wait=wait, detach=detach, logs=logs, remove=remove, timeout=limit, as_json=as_json)
 
 

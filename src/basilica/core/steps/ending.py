@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from basilica.core import metering
-from basilica.core.actions import EndRendezvous
+from basilica.core.actions import EndRendezvous, PersistSnapshots
 from basilica.core.ends import CANCELLED
 from basilica.core.events import Reason
 from basilica.core.phase import Phase, RankPhase
@@ -55,3 +55,5 @@ def wind_down(turn: Turn) -> None:
     turn.removable = not busy and turn.spec.wanted is Wanted.DELETE
     if not busy and turn.seen.rendezvous is not None:
         turn.actions.append(EndRendezvous())
+    if not busy and turn.seen.in_memory and not turn.removable:
+        turn.actions.append(PersistSnapshots())

@@ -39,6 +39,7 @@ RECORD_SECONDS = 10  # for the record of a stopped rank's exit
 GATE_SECONDS = 3600  # ranks wait for the control plane's release, once enough of them are placed
 WORKER_CONTAINER = "rank"
 CARRIED_AT = "/opt/basilica"  # the place of our entrypoint in images that lack it
+CHECKPOINTS, SNAPSHOTS = "/checkpoints", "/snapshots"
 SELECTOR = f"{MANAGED_BY}=basilica,{ROLE}"
 
 
@@ -360,7 +361,8 @@ class RunObjects:
             "securityContext": _CONTAINER_SECURITY,
             "volumeMounts": [
                 {"name": "shm", "mountPath": "/dev/shm"},
-                {"name": "checkpoints", "mountPath": "/checkpoints"},
+                {"name": "checkpoints", "mountPath": CHECKPOINTS},
+                {"name": "snapshots", "mountPath": SNAPSHOTS},
                 *([_CARRIED_MOUNT] if self._carries else []),
                 *(archives.mounts() if self.spec.archive is not None else []),
             ],
@@ -400,9 +402,14 @@ class RunObjects:
             user=given,
             master=(f"{self.instance}-0.{self.instance}", MASTER_PORT),
             rendezvous=endpoint,
-            checkpoints="/checkpoints",
+            checkpoints=self._checkpoints(self.instance),
+            snapshots=SNAPSHOTS,
         )
+        resumed: dict[str, str] = {}
+        if self.settings.checkpoints is not None:  # else there is no volume that an earlier run has left anything in
+            resumed = env.resume_environment(spec, lambda instance: [f"{self._checkpoints(instance)}/snapshots"])
         return shared | {
+            **resumed,
             **({env.RANK_ENV: json.dumps(apart)} if apart else {}),
             env.DRIVEN: "1",
             env.FENCE: self.settings.fence.for_agents(spec.world.max),
@@ -412,10 +419,17 @@ class RunObjects:
             **({} if spec.notice_signal is None else {env.NOTICE_SIGNAL: spec.notice_signal}),
         }
 
+    def _checkpoints(self, instance: str) -> str:
+        """Return the checkpoint directory of a run: its own in the volume that all runs share."""
+        return CHECKPOINTS if self.settings.checkpoints is None else f"{CHECKPOINTS}/{instance}"
+
     def _worker_pod(self, archive_parts: int) -> Json:
         shared: Json = {"emptyDir": {}}
         if self.settings.checkpoints is not None:
             shared = {"persistentVolumeClaim": {"claimName": self.settings.checkpoints}}
+        memory: Json = {"medium": "Memory"}
+        if self.spec.resources.memory_bytes is not None:  # the volume counts against the limit of the container
+            memory["sizeLimit"] = str(self.spec.resources.memory_bytes // 2)
         found: Json = {
             **self._pod(),
             "subdomain": self.instance,
@@ -424,6 +438,7 @@ class RunObjects:
             "volumes": [
                 {"name": "shm", "emptyDir": {"medium": "Memory"}},
                 {"name": "checkpoints", **shared},
+                {"name": "snapshots", "emptyDir": memory},
             ],
         }
         if self._carries:

@@ -9,6 +9,7 @@ from contextlib import aclosing
 from typing import Any
 
 from basilica.core.actions import Launch, Probe, Stop
+from basilica.core.checkpoints import Checkpoint
 from basilica.core.errors import RuntimeUnavailable
 from basilica.core.mesh import Announcement
 from basilica.core.policy import name_ranks
@@ -380,6 +381,13 @@ class KubernetesRuntime:
 
         if not await self._states.wait_until(run.instance, are_gone, LEAVE_WITHIN_S):
             log.warning("%s: not all containers ended by themselves", run.instance)
+
+    async def persist_snapshots(self, run: Run) -> None:
+        """Do nothing: the memory of a pod goes with the pod."""
+
+    async def checkpoints(self, run: Run) -> tuple[Checkpoint, ...] | None:
+        """Return None: the volumes of ranks are mounted in their pods only."""
+        return None
 
     async def remove(self, run: Run) -> None:
         self._check()

@@ -6,6 +6,7 @@ parts together.
 """
 
 import asyncio
+import logging
 import os
 import socket
 import sys
@@ -16,6 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from basilica.core.actions import Launch, Probe, Stop
+from basilica.core.checkpoints import Checkpoint, checkpoints_of
 from basilica.core.errors import BadResult, Conflict, RuntimeUnavailable
 from basilica.core.mesh import Announcement
 from basilica.core.notices import Notice
@@ -53,11 +55,15 @@ from basilica.runtimes.local.rendezvous import LocalRendezvous
 from basilica.runtimes.local.reports import Reports
 from basilica.runtimes.local.run_as import Access, User
 from basilica.runtimes.local.run_files import finish_removing, read_results, remove_run, unended
+from basilica.runtimes.local.snapshot_dirs import SnapshotDirs
+from basilica.runtimes.local.snapshot_files import Interrupted, find_snapshots, persist
 from basilica.runtimes.local.start_requests import Starting
 from basilica.runtimes.local.stops import Stopping
 from basilica.runtimes.local.table import Table
 from basilica.runtimes.local.unavailable import or_unavailable
 from basilica.runtimes.local.workdirs import Unpacking
+
+log = logging.getLogger("basilica.runtime")
 
 LOG_LIMIT_BYTES = 64 << 20
 CONTROL_THREADS = 4
@@ -120,6 +126,12 @@ class LocalRuntime:
         self._access = Access(run_as)
         self._directory = os.getcwd() if run_as is None else "/"
         self._cgroups = cgroups.Cgroups()
+        # Two servers on one machine must not share groups or directories in memory, whatever their runs are called.
+        self._mark = sha256(bytes(self._layout.root)).hexdigest()[:8]
+        self._snapshots = SnapshotDirs(layout=self._layout, mark=self._mark, access=self._access)
+        self._in_memory: set[str] = set()  # runs with a snapshot directory in memory
+        self._persisting: dict[str, asyncio.Task[None]] = {}
+        self._moving = Pool("snapshots", 1)
         self._table = Table()
         self._changes = Changes()
         self._background = Background()
@@ -145,7 +157,9 @@ class LocalRuntime:
         self._prepare_starting()
         with or_unavailable("cannot read the runs that an earlier server left"):
             await self._own_work.run(finish_removing, self._layout)
+            await self._own_work.run(self._snapshots.remove_orphans)
             instances = await self._own_work.run(unended, self._layout)
+            self._in_memory.update(await self._own_work.run(self._snapshots.held))
         await self._commands.end_leftovers()
         await self._benches.adopt()
         for instance in instances:
@@ -156,6 +170,8 @@ class LocalRuntime:
         if await self._own_work.run(self._layout.instances):
             # Runs that waited for GPUs return in any order: the oldest must have returned before any GPU is granted.
             self._launching.line_opens_at = asyncio.get_running_loop().time() + LINE_OPENS_AFTER_S
+        for instance in self._in_memory - set(instances):
+            wake(instance)  # the run may have ended: nobody else would ask for the move of its snapshots
 
     def _prepare_following(self) -> None:
         """Create the parts that are needed at once, since supervisors of an earlier server may ring."""
@@ -208,13 +224,13 @@ class LocalRuntime:
             reports=self._reports,
             inventory=self._line.inventory,
             cgroups=self._cgroups,
-            # Two servers on one machine must not share groups, whatever their runs are called.
-            mark=sha256(bytes(self._layout.root)).hexdigest()[:8],
+            mark=self._mark,
             rendezvous_address=self._rendezvous_address,
             log_limit=self._log_limit,
             directory=self._directory,
             clock=self._clock,
             access=self._access,
+            snapshots=self._snapshots,
         )
         self._launching = Launching(
             starting=self._starting,
@@ -245,6 +261,7 @@ class LocalRuntime:
         if self._unpacking is not None:
             await self._unpacking.close()
         await self._background.cancel()
+        await asyncio.gather(*self._persisting.values(), return_exceptions=True)
         self._table.clear()
         self._benches.close()
         self._wakeups.close()
@@ -253,7 +270,7 @@ class LocalRuntime:
         await self._hosts.close()
         await self._rendezvous.close()
         await self._fork_server.close()
-        for pool in (self._own_work, self._reading, self._unpackers):
+        for pool in (self._own_work, self._reading, self._unpackers, self._moving):
             pool.close()
 
     def capabilities(self) -> tuple[Capability, ...]:
@@ -271,6 +288,7 @@ class LocalRuntime:
             bench=None if run.spec.bench is None else await self._benches.seen(run.instance),
             rendezvous=self._rendezvous.seen(run.instance),
             mesh=self._hosts.mesh(run.instance, run.spec.world),
+            in_memory=run.instance in self._in_memory,
             warnings=(
                 *warnings_of(run.spec.resources, self._cgroups, self._line.inventory),
                 *(warning for attempt in attempts for warning in attempt.warnings),
@@ -324,6 +342,7 @@ class LocalRuntime:
             launches = [launch for launch in launches if launch not in again]
         with or_unavailable(f"cannot make room for the ranks of {run.instance}"):
             await self._own_work.run(files.make_directory, str(self._layout.run(run.instance)))
+            self._in_memory.add(run.instance)
             self._wakeups.renew()
         if run.spec.archive is not None and self._unpacking is not None:
             await self._unpacking.launch(run, launches)
@@ -339,6 +358,29 @@ class LocalRuntime:
                 await self._stopping.stop(key, stop.grace_seconds)
             self._commands.end(run.instance, stop.rank)
 
+    async def persist_snapshots(self, run: Run) -> None:
+        if run.instance not in self._persisting:
+            task = asyncio.get_running_loop().create_task(self._persist(run.instance))
+            self._persisting[run.instance] = task
+
+    async def _persist(self, instance: str) -> None:
+        def stopped() -> bool:
+            return not self._changes.is_open or instance not in self._persisting
+
+        try:
+            await self._moving.run(persist, self._snapshots, instance, stopped)
+            self._in_memory.discard(instance)
+        except Interrupted:
+            pass
+        except OSError as error:  # they stay in memory until the next start of the server, or the run's removal
+            log.warning("the snapshots of %s stay in memory: %s", instance, error)
+        finally:
+            self._persisting.pop(instance, None)
+
+    async def checkpoints(self, run: Run) -> tuple[Checkpoint, ...] | None:
+        with or_unavailable(f"cannot read the snapshots of {run.instance}"):
+            return checkpoints_of(await self._reading.run(find_snapshots, self._snapshots, run.instance))
+
     async def remove(self, run: Run) -> None:
         for attempt in (await self._attempts(run)).values():
             if attempt.sight is not Sight.ENDED:
@@ -348,7 +390,12 @@ class LocalRuntime:
         await self.end_rendezvous(run)
         if self._unpacking is not None:
             await self._unpacking.forget(run.instance)
+        moving = self._persisting.pop(run.instance, None)
+        if moving is not None:
+            await asyncio.gather(moving, return_exceptions=True)
         with or_unavailable(f"cannot remove what is kept of {run.instance}"):
+            await self._own_work.run(self._snapshots.remove, run.instance)
+            self._in_memory.discard(run.instance)
             await self._own_work.run(self._reserve.spend, partial(remove_run, self._layout, run.instance))
         self._table.remove(run.instance)
         self._activities.forget(run.instance)

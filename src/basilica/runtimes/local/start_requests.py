@@ -19,6 +19,7 @@ from basilica.runtimes.local.hosts import Hosts
 from basilica.runtimes.local.ports import ports_of
 from basilica.runtimes.local.reports import Reports
 from basilica.runtimes.local.run_as import Access
+from basilica.runtimes.local.snapshot_dirs import SnapshotDirs
 from basilica.runtimes.local.task import CommandTask, RankTask, StartRequest
 
 
@@ -37,12 +38,14 @@ class Starting:
     directory: str
     clock: SteadyClock
     access: Access
+    snapshots: SnapshotDirs
 
     def request(self, run: Run, granted: Mapping[Launch, tuple[str, ...]]) -> StartRequest:
         """Return the request for these launches, each with its GPUs; make the directories that they need."""
         self.access.passage(self.layout.run(run.instance))
         with suppress(FileExistsError):  # a rank may have replaced it: the server never reads it
             self.access.give(self.layout.checkpoints(run.instance))
+        self.snapshots.make(run.instance)
         files.make_directory(str(self.layout.results(run.instance)))
         self.access.give(self.layout.results(run.instance))
         if self.access.user is not None:  # else ranks make it themselves at their first report
@@ -92,14 +95,20 @@ class Starting:
 
     def _common(self, run: Run) -> dict[str, str]:
         ports = ports_of(self.layout.ports(run.instance))
-        return {env.NOTICE_FILE: self.layout.notice(run.instance)} | env.run_environment(
-            run.spec,
-            run.instance,
-            machine=machine_environment(self.access.environment(os.environ)),
-            user=env.user_environment(run.spec),
-            master=(self.hosts.of_rank(0).address, ports.master),
-            rendezvous=f"{self.rendezvous_address}:{ports.rendezvous}",
-            checkpoints=str(self.layout.checkpoints(run.instance)),
+        resumed = env.resume_environment(run.spec, self.snapshots.places)
+        return (
+            {env.NOTICE_FILE: self.layout.notice(run.instance)}
+            | resumed
+            | env.run_environment(
+                run.spec,
+                run.instance,
+                machine=machine_environment(self.access.environment(os.environ)),
+                user=env.user_environment(run.spec),
+                master=(self.hosts.of_rank(0).address, ports.master),
+                rendezvous=f"{self.rendezvous_address}:{ports.rendezvous}",
+                checkpoints=str(self.layout.checkpoints(run.instance)),
+                snapshots=self.snapshots.used(run.instance),
+            )
         )
 
     def _own(self, run: Run, launch: Launch, uuids: tuple[str, ...]) -> dict[str, str]:

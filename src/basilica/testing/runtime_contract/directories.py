@@ -2,11 +2,13 @@
 
 import asyncio
 import random
+import sys
 import time
 
 import pytest
 
 from basilica.core.errors import ValidationError
+from basilica.core.spec import Exec
 from basilica.testing.runtime_contract.world import (
     Opens,
     World,
@@ -35,6 +37,40 @@ class Directories(Opens):
         inside = world.run("cat in", "inside", archive=stored.digest, workdir="sub")
         await world.launch(inside, 0)
         assert (await world.ended(inside)).log_tail == ("x",)
+
+    @story
+    async def test_a_rank_finds_its_snapshots_and_checkpoints_again_in_the_next_attempt(self, world: World) -> None:
+        places = '"$BASILICA_SNAPSHOT_DIR/note" "$BASILICA_CHECKPOINT_DIR/note"'
+        run = world.run(
+            f"cat {places} 2>/dev/null; for f in {places}; do echo attempt $BASILICA_ATTEMPT >$f; done; exit 1"
+        )
+        await world.launch(run, 0)
+        await world.ended(run)
+        await world.launch(run, 0, attempt=1)
+        assert (await world.ended(run, 0, 1)).log_tail[-2:] == ("attempt 0", "attempt 0")
+        assert await world.do(lambda: world.runtime.checkpoints(run)) in ((), None)
+
+    @story
+    async def test_snapshots_of_an_ended_run_leave_the_memory_and_are_still_listed(self, world: World) -> None:
+        header = "b'BASILICA-SNAPSHOT-1\\n' + json.dumps(facts).encode()"
+        write = (
+            "import json, os\n"
+            "facts = dict(step=7, world=1, rank=0, bytes=3, sealed_at=1e9, checksum='')\n"
+            f"data = ({header}).ljust(4096, b'\\0') + b'abc'\n"
+            "open(os.environ['BASILICA_SNAPSHOT_DIR'] + '/0.0', 'wb').write(data)"
+        )
+        run = world.run(Exec((sys.executable, "-c", write)))
+        await world.launch(run, 0)
+        assert (await world.ended(run)).exit_code == 0
+        known = await world.do(lambda: world.runtime.checkpoints(run))
+        if known is not None:
+            assert [(each.step, each.tier, each.complete) for each in known] == [(7, "memory", True)]
+        while (await world.look(run)).in_memory:
+            await world.do(lambda: world.runtime.persist_snapshots(run))
+            await asyncio.sleep(0.01)
+        if known is not None:
+            [kept] = await world.do(lambda: world.runtime.checkpoints(run))
+            assert (kept.step, kept.tier, kept.bytes) == (7, "disk", 3)
 
     @story
     async def test_a_directory_may_be_sent_twice_and_its_files_are_as_the_last_attempt_left_them(
