@@ -101,8 +101,8 @@ EXPORTS = """
 AuthenticationError AuthorizationError BadResult BasilicaClient BasilicaError BelowMinimumWorld BenchPoint BenchResult
 BenchStatus Checkpoint Conflict CrashLoop Culprit DeployOptions DeploymentNotFound DistributedError DistributedTraining
 Event Goodput Incident Loss NameInUse NetworkError Notice PlannedChange Progress ProviderFilter QuotaExceeded RankAgent
-RankExit RankReport RankStatus RateLimitError RendezvousUnavailable RunView Samples Series SeriesPoint ServerError Stalled
-UDTerminalState ValidationError WorldClosed WorldSize WorldSizeOutOfBounds WorldStatus __version__ distributed
+RankExit RankReport RankStatus RateLimitError RendezvousUnavailable RunView Samples Series SeriesPoint ServerError
+Stalled UDTerminalState ValidationError WorldClosed WorldSize WorldSizeOutOfBounds WorldStatus __version__ distributed
 mesh_status mesh_wait mesh_wait_async notice report shutdown
 """
 

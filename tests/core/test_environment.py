@@ -15,6 +15,7 @@ ALONE = (  # they travel without the package, or are imported by programs that n
     "mesh.py",
     "reports/writer.py",
     "progress/notices.py",
+    "progress/progress.py",
     "shipping/bootstrap.py",
     "rendezvous/torch_handler.py",
     "rendezvous/torch_agent.py",

@@ -118,7 +118,7 @@ def _model(torch: Any, kind: str, world: int) -> Any:
     if kind != "ddp":
         model[1] = layers.LayerNorm(16)  # without buffers, which differ from rank to rank
     if kind == "ddp":
-        return torch.nn.parallel.DistributedDataParallel(model)
+        return torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
     if kind == "fsdp":
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard

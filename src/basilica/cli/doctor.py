@@ -96,9 +96,9 @@ def examine_directory(directory: Path) -> Iterator[Finding]:
 
 def examine_memory() -> Iterator[Finding]:
     """Check that no snapshots of a deleted state directory take memory."""
-    from basilica.runtimes.local.snapshot_dirs import leftovers
+    from basilica.wiring.repair import snapshots_without_owner
 
-    for path, owner in leftovers():
+    for path, owner in snapshots_without_owner():
         detail = f"{path} has snapshots of {owner}, which is not there any more"
         yield Finding("snapshots in memory", False, detail, f"free the memory: rm -r {path}", kind="state")
 

@@ -27,7 +27,7 @@ def operator(
     checkpoints: Annotated[
         str | None,
         typer.Option(
-            help="Persistent volume claim in every user's namespace, mounted at /checkpoints; each run has a directory in it.",
+            help="Persistent volume claim in every namespace, mounted at /checkpoints; each run has a directory in it.",
             show_default="none",
         ),
     ] = None,

@@ -2,7 +2,7 @@
 
 Modules import this one as `env`: `env.RANK` is the name of a variable. Files that travel alone, or that programs of
 users import, spell the names that they need: `mesh.py`, `reports/writer.py`, `progress/notices.py`,
-`shipping/bootstrap.py` and `rendezvous/torch_*.py`.
+`progress/progress.py`, `shipping/bootstrap.py` and `rendezvous/torch_*.py`.
 """
 
 from typing import TYPE_CHECKING

@@ -153,8 +153,7 @@ class _Reader:
         local = self._assemble(name, entry, target, own)
         if template is None:
             return local
-        dtensor = type(template) if hasattr(type(template), "from_local") else _dtensor()
-        return dtensor.from_local(
+        return sys.modules["torch.distributed.tensor"].DTensor.from_local(
             local.to(template.device),
             template.device_mesh,
             template.placements,
@@ -221,9 +220,3 @@ def _from_bytes(data: memoryview, dtype: str, shape: tuple[int, ...]) -> Any:
 
 def _torch_dtype(name: str) -> Any:
     return getattr(sys.modules["torch"], name.removeprefix("torch."))
-
-
-def _dtensor() -> Any:
-    from torch.distributed.tensor import DTensor  # noqa: PLC0415
-
-    return DTensor

@@ -40,8 +40,9 @@ class Header:
     """The identity of a snapshot.
 
     `line`: the start of the gang that took it: ranks restore files of one line only, since the same step may have been
-    taken twice. `keeper`: the file has the arrays that all ranks share. `sharded`: the rank has arrays that no other
-    rank has, so that every rank's file is needed. `planned`: it was taken for a planned change. `before`: the step of the last snapshot.
+    taken twice. `before`: the step of the snapshot before it. `keeper`: the file has the arrays that all ranks share.
+    `sharded`: the rank has arrays that no other rank has, so that every rank's file is needed. `planned`: it was taken
+    for a planned change.
     """
 
     step: int
@@ -131,7 +132,7 @@ def encode_header(header: Header) -> bytes:
 
 def read_header(data: bytes) -> Header | None:
     """Parse the first bytes of a file; None if it is no sealed snapshot, or its header is damaged."""
-    if not data.startswith(MAGIC):
+    if len(data) < HEADER_BYTES or not data.startswith(MAGIC):
         return None
     try:
         line, crc, _ = data[len(MAGIC) : HEADER_BYTES].split(b"\n", 2)

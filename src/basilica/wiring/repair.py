@@ -32,6 +32,7 @@ from basilica.machine.stray_runs import StrayRun, find_stray_runs
 from basilica.runtimes.local.leftovers import end_run
 from basilica.runtimes.local.ports import Ports, ports_of
 from basilica.runtimes.local.run_files import read_records
+from basilica.runtimes.local.snapshot_dirs import leftovers
 from basilica.server.serve import DEFAULT_USER
 from basilica.stores.sqlite import salvage, schema, tables
 from basilica.stores.sqlite.errors import StateFileRefused
@@ -313,3 +314,8 @@ def _name_of(ports: Ports, instance: str) -> str:
         except ValueError:
             continue
     return "rebuilt"
+
+
+def snapshots_without_owner() -> Iterator[tuple[str, str]]:
+    """Yield the directories of snapshots in this machine's memory whose state directory is gone, and that directory."""
+    yield from leftovers()
