@@ -64,7 +64,8 @@ def _lists(order: "np.ndarray[tuple[int], np.dtype[np.int64]] | torch.Tensor") -
 
 
 def _first(order: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> list[int]:
-    return order[:512].tolist()
+    found: list[int] = order[:512].tolist()
+    return found
 
 
 def _seconds(work: Callable[[], object]) -> float:
