@@ -119,7 +119,7 @@ def test_snapshots_are_in_a_memory_volume_of_the_pod_which_has_half_of_its_memor
 
 def test_runs_that_share_a_claim_have_a_directory_each_and_can_be_resumed() -> None:
     names = ("BASILICA_CHECKPOINT_DIR", "BASILICA_RESUME_FROM", "BASILICA_RESUME_STEP", "BASILICA_CHECKPOINT_URI")
-    resumed = {"resume_from": "old-99887766@40", "checkpoint_uri": "s3://bucket/x"}
+    resumed: dict[str, Any] = {"resume_from": "old-99887766@40", "checkpoint_uri": "s3://bucket/x"}
     shared = variables(pod_of(objects(Settings(image="basilica:1", checkpoints="shared"), **resumed)))
     assert [shared.get(name) for name in names] == [
         "/checkpoints/train-0a1b2c3d",

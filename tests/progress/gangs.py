@@ -10,7 +10,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -177,7 +177,7 @@ def _lost(directory: str, life: int, restored: int) -> list[int]:
     return [max(0, max(reached) - restored)] if reached else []
 
 
-def _join(ranks: list[BaseProcess]) -> bool:
+def _join(ranks: Sequence[BaseProcess]) -> bool:
     """Wait for the end of all ranks; end the others as soon as one fails, as torchrun does. Return success."""
     deadline = time.monotonic() + LIMIT_SECONDS
     while any(rank.exitcode is None for rank in ranks):

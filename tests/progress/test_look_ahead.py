@@ -30,7 +30,7 @@ def lists(batches: Iterator[torch.Tensor]) -> list[list[int]]:
 def test_what_was_fetched_ahead_is_not_used(workers: int) -> None:
     cursor = samples()
     expected = list(samples())
-    loader = DataLoader(Numbers(), batch_sampler=cursor.batch_sampler(), num_workers=workers)  # type: ignore[arg-type]
+    loader = DataLoader(Numbers(), batch_sampler=cursor.batch_sampler(), num_workers=workers)
     batches = iter(loader)
     for number in range(3):
         assert next(batches).tolist() == expected[number]
@@ -40,15 +40,15 @@ def test_what_was_fetched_ahead_is_not_used(workers: int) -> None:
     del batches
     restored = samples()
     restored.load_state_dict(cursor.state_dict())
-    again = DataLoader(Numbers(), batch_sampler=restored.batch_sampler(), num_workers=workers)  # type: ignore[arg-type]
+    again = DataLoader(Numbers(), batch_sampler=restored.batch_sampler(), num_workers=workers)
     assert lists(iter(again)) == expected[3:]
 
 
 def test_a_pass_over_a_batch_sampler_is_one_epoch() -> None:
     cursor = samples(epochs=2)
-    loader = DataLoader(Numbers(), batch_sampler=cursor.batch_sampler())  # type: ignore[arg-type]
+    loader = DataLoader(Numbers(), batch_sampler=cursor.batch_sampler())
     assert len(loader) == len(cursor) == 13
-    seen = []
+    seen: list[list[int]] = []
     while cursor.remaining:
         for batch in loader:
             seen.append(batch.tolist())
@@ -61,7 +61,7 @@ def test_a_pass_over_a_batch_sampler_is_one_epoch() -> None:
 def test_a_loader_counts_what_it_has_delivered(workers: int) -> None:
     cursor = samples(epochs=2)
     expected = list(samples(epochs=2))
-    seen = []
+    seen: list[list[int]] = []
     for batch in cursor.loader(Numbers(), num_workers=workers):
         assert cursor.step == len(seen)
         seen.append(batch.tolist())
@@ -84,7 +84,7 @@ def test_a_loader_drops_what_it_has_fetched_when_a_cursor_is_loaded() -> None:
 
 def test_a_dataloader_of_the_user_says_that_a_cursor_was_loaded_below_it() -> None:
     cursor = samples()
-    batches = iter(DataLoader(Numbers(), batch_sampler=cursor.batch_sampler()))  # type: ignore[arg-type]
+    batches = iter(DataLoader(Numbers(), batch_sampler=cursor.batch_sampler()))
     next(batches)
     cursor.load_state_dict(cursor.state_dict())
     with pytest.raises(RuntimeError, match="begin a new iteration"):
@@ -106,7 +106,7 @@ def test_micro_batches_are_delivered_one_by_one_and_the_last_one_ends_the_batch(
 
 def test_an_empty_share_is_replaced_by_a_sample_without_weight() -> None:
     ranks = [Samples(9, 4, shuffle=False, rank=rank, world=4) for rank in range(4)]
-    loaded = [[b.tolist() for b in DataLoader(Numbers(), batch_sampler=r.batch_sampler())] for r in ranks]  # type: ignore[arg-type]
+    loaded = [[b.tolist() for b in DataLoader(Numbers(), batch_sampler=r.batch_sampler())] for r in ranks]
     assert [batches[-1] for batches in loaded] == [[8], [8], [8], [8]]
     for rank in ranks:
         rank.load_state_dict(rank.state_dict() | {"position": 8})
@@ -116,7 +116,7 @@ def test_an_empty_share_is_replaced_by_a_sample_without_weight() -> None:
 def test_a_sampler_has_the_order_of_the_run_for_frameworks_that_share_it_out() -> None:
     cursor = samples(rank=1, world=2)
     expected = list(Samples(100, 8, rank=0, world=1))
-    loader = DataLoader(Numbers(), sampler=cursor.sampler(), batch_size=8)  # type: ignore[arg-type]
+    loader = DataLoader(Numbers(), sampler=cursor.sampler(), batch_size=8)
     assert len(cursor.sampler()) == 100
     batches = iter(loader)
     assert next(batches).tolist() == expected[0]
@@ -126,8 +126,9 @@ def test_a_sampler_has_the_order_of_the_run_for_frameworks_that_share_it_out() -
 
 @pytest.mark.parametrize("option", ["batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"])
 def test_what_samples_decide_is_no_option_of_the_loader(option: str) -> None:
+    options: dict[str, Any] = {option: 1}
     with pytest.raises(ValueError, match=f"{option} is decided by Samples"):
-        samples().loader(Numbers(), **{option: 1})
+        samples().loader(Numbers(), **options)
 
 
 @pytest.mark.filterwarnings("default")  # those of Lightning
@@ -142,7 +143,8 @@ def test_a_lightning_trainer_takes_them_and_goes_on_in_the_middle_of_an_epoch() 
 
         def training_step(self, batch: torch.Tensor, _: int) -> torch.Tensor:
             self.seen.append(batch.tolist())
-            return self.layer(batch[:, None].float() / 100).mean()
+            loss: torch.Tensor = self.layer(batch[:, None].float() / 100).mean()
+            return loss
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), lr=0.1)
@@ -154,7 +156,7 @@ def test_a_lightning_trainer_takes_them_and_goes_on_in_the_middle_of_an_epoch() 
             cursor.advance()
 
     def fit(**limit: int) -> list[list[int]]:
-        loader = DataLoader(Numbers(), batch_sampler=cursor.batch_sampler())  # type: ignore[arg-type]
+        loader = DataLoader(Numbers(), batch_sampler=cursor.batch_sampler())
         quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
         trainer = lightning.Trainer(
             accelerator="cpu",

@@ -6,6 +6,7 @@ import tracemalloc
 from collections import Counter
 from collections.abc import Iterable
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -227,13 +228,13 @@ def test_the_world_is_that_of_the_environment_at_each_iteration(monkeypatch: pyt
         iter(samples)
 
 
-def test_torch_decides_about_the_world_where_it_is_initialised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_decides_about_the_world_where_it_is_initialised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import torch.distributed as dist
 
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     samples = Samples(8, 4, shuffle=False)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         assert next(iter(samples)) == [0, 1, 2, 3]
     finally:

@@ -16,7 +16,18 @@ from typing import Any
 
 from basilica.controller import step as stepping
 from basilica.core import metering, policy
-from basilica.core.actions import Action, Announce, EndProbe, EndRendezvous, Launch, Plan, Probe, Remove, Stop
+from basilica.core.actions import (
+    Action,
+    Announce,
+    EndProbe,
+    EndRendezvous,
+    Launch,
+    PersistSnapshots,
+    Plan,
+    Probe,
+    Remove,
+    Stop,
+)
 from basilica.core.errors import StaleVersion
 from basilica.core.failing import RECORD_AFTER_S, record_failure
 from basilica.core.mesh import Announcement, Gate, SeenMesh, SeenRendezvous, failing_pairs
@@ -164,6 +175,8 @@ class Simulation:
             case EndRendezvous():
                 assert self.status.settled, "the rendezvous was taken from ranks that may still run"
                 self.rendezvous = None
+            case PersistSnapshots():
+                assert self.status.phase.terminal, "the memory of ranks that may still run was taken"
             case Remove():
                 self.rendezvous = None
                 # One that the looks kept from the controller for so long that it was given up is beyond its power.

@@ -1,1 +1,1 @@
-"""Planned changes: the notice that announces one to ranks, their answers, and the files of both."""
+"""Progress of a run: planned changes with their notices, answers and files, and the order of samples."""

@@ -65,9 +65,9 @@ class MemorySlots:
         slot = self._next()
         with self._free:
             self._free.wait_for(lambda: self._reading is not slot)
-        entries, size = _place(state, keeper)
+        placed, size = _place(state, keeper)
         memory = slot.open(size)
-        entries = [entry if entry.at is None else _copy(array, entry, memory) for array, entry in entries]
+        entries = [entry if entry.at is None else _copy(array, entry, memory) for array, entry in placed]
         manifest = encode_manifest(entries, state.skeleton)
         end = size + len(manifest)
         memory = slot.grow(end)

@@ -268,7 +268,8 @@ class Samples:
                 number += 1
 
     def _shares(self) -> Iterator[list[int]]:
-        shares, expected = iter(()), -1
+        shares: Iterator[list[int]] = iter(())
+        expected = -1
         while True:
             self._count_handed()
             if self._used != expected:  # the first one, or another cursor was loaded
