@@ -1,13 +1,14 @@
 """Snapshot files as `basilica.Progress` writes them, without it: the header is right, the rest is not read."""
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 
-from basilica.progress.snapshot_file import HEADER_BYTES, Header, encode_header
+from basilica.progress.snapshot_file import HEADER_BYTES, MAGIC, Header, encode_header
 
 
-def snapshot(step: int, rank: int, world: int, payload: bytes = b"payload") -> bytes:
-    header = Header(
+def header(step: int, rank: int, world: int, payload: bytes = b"payload") -> Header:
+    return Header(
         step=step,
         before=0,
         world=world,
@@ -23,7 +24,10 @@ def snapshot(step: int, rank: int, world: int, payload: bytes = b"payload") -> b
         manifest=(HEADER_BYTES, 0),
         checksum="",
     )
-    return encode_header(header) + payload
+
+
+def snapshot(step: int, rank: int, world: int, payload: bytes = b"payload") -> bytes:
+    return encode_header(header(step, rank, world, payload)) + payload
 
 
 def write_snapshot(path: Path, step: int, rank: int, world: int, payload: bytes = b"payload") -> None:
@@ -32,14 +36,15 @@ def write_snapshot(path: Path, step: int, rank: int, world: int, payload: bytes 
 
 
 PROGRAM = f"""
-import os, sys
+import json, os, sys, zlib
 from pathlib import Path
-sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from tests.support.snapshots import snapshot
-def write(path, step, rank, world, payload=b"payload"):
+def write(path, step, rank, world):
+    facts = dict({asdict(header(0, 0, 1))!r}, step=step, rank=rank, world=world)
+    line = json.dumps(facts).encode()
+    header = {MAGIC!r} + line + b"\\n%08x\\n" % zlib.crc32(line)
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    Path(path).write_bytes(snapshot(step, rank, world, payload))
+    Path(path).write_bytes(header.ljust({HEADER_BYTES}, b"\\0") + b"payload")
 memory, kept = os.environ["BASILICA_SNAPSHOT_DIR"], os.environ["BASILICA_CHECKPOINT_DIR"] + "/snapshots"
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 """
-"""The beginning of a rank's program that writes snapshots."""
+"""The beginning of a rank's program that writes snapshots; any Python runs it, with or without `basilica`."""

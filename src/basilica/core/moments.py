@@ -10,6 +10,7 @@ T = TypeVar("T")
 MOMENTS = frozenset(
     {
         "at",
+        "booked_at",
         "completed_at",
         "created_at",
         "done_at",
@@ -28,6 +29,7 @@ MOMENTS = frozenset(
         "recorded_at",
         "rendezvous_silent_since",
         "restart_at",
+        "restored_at",
         "seen_at",
         "silent_since",
         "since",

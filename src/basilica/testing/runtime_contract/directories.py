@@ -9,11 +9,29 @@ import pytest
 
 from basilica.core.errors import ValidationError
 from basilica.core.spec import Exec
+from basilica.progress.snapshot_file import HEADER_BYTES, Header, encode_header
 from basilica.testing.runtime_contract.world import (
     Opens,
     World,
     packed,
     story,
+)
+
+HEADER = Header(
+    step=7,
+    before=0,
+    world=1,
+    rank=0,
+    line="",
+    keeper=True,
+    sharded=True,
+    planned=False,
+    layout="",
+    bytes=3,
+    sealed_at=1e9,
+    algorithm="crc32",
+    manifest=(HEADER_BYTES, 0),
+    checksum="",
 )
 
 
@@ -52,13 +70,8 @@ class Directories(Opens):
 
     @story
     async def test_snapshots_of_an_ended_run_leave_the_memory_and_are_still_listed(self, world: World) -> None:
-        header = "b'BASILICA-SNAPSHOT-1\\n' + json.dumps(facts).encode()"
-        write = (
-            "import json, os\n"
-            "facts = dict(step=7, world=1, rank=0, bytes=3, sealed_at=1e9, checksum='')\n"
-            f"data = ({header}).ljust(4096, b'\\0') + b'abc'\n"
-            "open(os.environ['BASILICA_SNAPSHOT_DIR'] + '/0.0', 'wb').write(data)"
-        )
+        data = encode_header(HEADER) + b"abc"
+        write = f"import os\nopen(os.environ['BASILICA_SNAPSHOT_DIR'] + '/0.0', 'wb').write({data!r})"
         run = world.run(Exec((sys.executable, "-c", write)))
         await world.launch(run, 0)
         assert (await world.ended(run)).exit_code == 0

@@ -12,6 +12,7 @@ MISSING = ("missing", "a/b", "a b", "\u00fcml\u00e4ut", "..", "", "A" * 300, "%2
 @in_a_hurry
 def a_wrong_key_opens_nothing(user: User) -> Any:
     training = user.deploy("locked", ["true"])
+    user.until_phase(training, "succeeded")
     wrong = user.with_key("bsk_wrong").client
     empty = user.with_key("").client
     return {
